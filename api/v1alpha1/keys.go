@@ -1,0 +1,33 @@
+package v1alpha1
+
+// Keys that users and admission set on pods. Docs: docs/ownership.md says which value each ends in.
+const (
+	// LabelQoS names the tier of a pod: one of Tiers().
+	LabelQoS = "tideline.io/qos"
+
+	// AnnotationRequests carries the requests of every container, which CRI does not: a JSON Requests.
+	AnnotationRequests = "tideline.io/requests"
+	// AnnotationBatchResources carries the batch resources of a BE pod: a JSON BatchResources.
+	AnnotationBatchResources = "tideline.io/batch-resources"
+	// AnnotationMemoryQoS lowers the memory protection or sets the throttling of a pod: a JSON MemoryQoS.
+	AnnotationMemoryQoS = "tideline.io/memory-qos"
+	// AnnotationIOQoS sets disk weight and limits of a pod below what its tier allows: a JSON IOQoS.
+	AnnotationIOQoS = "tideline.io/io-qos"
+	// AnnotationDecision is the birth record that a door adds to a container (never to a pod); users do not set it.
+	AnnotationDecision = "tideline.io/decision"
+
+	// AliasKoordinatorBatch is Koordinator's form of AnnotationBatchResources (same JSON shape).
+	AliasKoordinatorBatch = "node.koordinator.sh/extended-resource-spec"
+)
+
+// Extended resources of batch pods, shared by Koordinator and Volcano.
+const (
+	ResourceBatchCPU    = "kubernetes.io/batch-cpu"    // milli-cores
+	ResourceBatchMemory = "kubernetes.io/batch-memory" // bytes
+)
+
+// Group, version and kind of the policy file.
+const (
+	APIVersion    = "tideline.io/v1alpha1"
+	KindQoSPolicy = "QoSPolicy"
+)

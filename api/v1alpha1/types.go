@@ -1,0 +1,168 @@
+// Package v1alpha1 holds the user-facing types of Tideline: the QoSPolicy file, the pod annotations, their keys,
+// defaults and validation. It has no behaviour beyond that, and does no I/O.
+//
+//	p, err := v1alpha1.ParsePolicy(data) // strict; err lists every problem
+//	if err != nil { return err }
+//	spec := p.Spec // complete: what the file leaves out holds its default
+package v1alpha1
+
+// Tier is the QoS tier of a pod.
+type Tier string
+
+// The tiers, named as Koordinator names them.
+const (
+	LSE    Tier = "LSE"    // exclusive cores
+	LSR    Tier = "LSR"    // pinned cores that batch may use while they idle
+	LS     Tier = "LS"     // shared pool, latency-sensitive
+	BE     Tier = "BE"     // batch, gives way at once
+	SYSTEM Tier = "SYSTEM" // host agents
+	None   Tier = ""       // no tier: the pod is left as it is
+)
+
+// QoSPolicy is the policy file.
+type QoSPolicy struct {
+	APIVersion string        `json:"apiVersion"`
+	Kind       string        `json:"kind"`
+	Metadata   Metadata      `json:"metadata,omitempty"`
+	Spec       QoSPolicySpec `json:"spec,omitempty"`
+}
+
+// Metadata names a policy in logs and birth records.
+type Metadata struct {
+	Name string `json:"name,omitempty"`
+}
+
+// QoSPolicySpec is what a node does with pods. After ParsePolicy or Default every optional field is set.
+type QoSPolicySpec struct {
+	// Aliases says whose tier labels are read besides our own.
+	Aliases Aliases `json:"aliases,omitempty"`
+	// Rules give a tier to pods without a tier label; the first match wins.
+	Rules []Rule `json:"rules,omitempty"`
+	// ReservedCPUs is a CPU list ("0-1,8") kept from every pool.
+	ReservedCPUs string `json:"reservedCPUs,omitempty"`
+	// Tiers says what each tier means.
+	Tiers map[Tier]TierPolicy `json:"tiers,omitempty"`
+}
+
+// Aliases switches the tier labels of peers on (nil means on) or off.
+type Aliases struct {
+	Koordinator *bool `json:"koordinator,omitempty"` // koordinator.sh/qosClass
+	Volcano     *bool `json:"volcano,omitempty"`     // volcano.sh/qos-level
+	Katalyst    *bool `json:"katalyst,omitempty"`    // katalyst.kubewharf.io/qos_level
+}
+
+// Rule gives Tier to the pods that match all of Match.
+type Rule struct {
+	Name  string `json:"name"`
+	Match Match  `json:"match"`
+	Tier  Tier   `json:"tier"`
+}
+
+// Match selects pods; every field that is set must match, an empty Match matches nothing and is refused.
+type Match struct {
+	Namespaces []string  `json:"namespaces,omitempty"` // globs ("batch-*"), any of them
+	Names      []string  `json:"names,omitempty"`      // globs over the pod's name, any of them
+	Labels     string    `json:"labels,omitempty"`     // a label selector: "app in (a,b),!x"
+	KubeQoS    []KubeQoS `json:"kubeQoS,omitempty"`
+}
+
+// KubeQoS is the QoS class that Kubernetes gives a pod.
+type KubeQoS string
+
+// The QoS classes of Kubernetes; Unknown where the cgroup parent does not tell.
+const (
+	Guaranteed KubeQoS = "Guaranteed"
+	Burstable  KubeQoS = "Burstable"
+	BestEffort KubeQoS = "BestEffort"
+	Unknown    KubeQoS = ""
+)
+
+// TierPolicy is what a tier means. A nil field keeps what the kubelet asked for.
+type TierPolicy struct {
+	CPU         CPUPolicy    `json:"cpu,omitempty"`
+	Memory      MemoryPolicy `json:"memory,omitempty"`
+	IO          IOPolicy     `json:"io,omitempty"`
+	OOMScoreAdj *int64       `json:"oomScoreAdj,omitempty"` // a floor, -1000 to 1000
+	OnError     OnError      `json:"onError,omitempty"`
+}
+
+// CPUPolicy of a tier.
+type CPUPolicy struct {
+	Idle  *bool `json:"idle,omitempty"`  // cpu.idle of the containers; BE only
+	Burst Burst `json:"burst,omitempty"` // cpu.max.burst of the containers
+}
+
+// Burst says how much unused quota a container may save up.
+type Burst string
+
+// Burst values.
+const (
+	BurstLimit Burst = "limit" // as much as its quota
+	BurstOff   Burst = "off"   // none
+)
+
+// MemoryPolicy of a tier.
+type MemoryPolicy struct {
+	Low  *Percent `json:"low,omitempty"`  // memory.low, percent of the request
+	High *Percent `json:"high,omitempty"` // memory.high, percent of the batch-memory limit; BE only
+}
+
+// Percent is a whole percentage, 0 to 100, written "50%".
+type Percent int
+
+// IOPolicy of a tier.
+type IOPolicy struct {
+	Weight *int64      `json:"weight,omitempty"` // 1 to 1000, on the pod's cgroup
+	Max    []DeviceMax `json:"max,omitempty"`    // on each container's cgroup
+}
+
+// DeviceMax limits a block device or every block device of a class. Zero means no limit.
+type DeviceMax struct {
+	Device string `json:"device"` // "MAJOR:MINOR", or a class: "ssd", "rotational", "all"
+	RBps   int64  `json:"rbps,omitempty"`
+	WBps   int64  `json:"wbps,omitempty"`
+	RIOPS  int64  `json:"riops,omitempty"`
+	WIOPS  int64  `json:"wiops,omitempty"`
+}
+
+// OnError says what happens to a container whose tier can't be honoured.
+type OnError string
+
+// OnError values.
+const (
+	Refuse OnError = "refuse" // the creation fails with FailedPrecondition
+	Pass   OnError = "pass"   // it starts unmodified
+)
+
+// Requests is the JSON of AnnotationRequests: {"containers":{"app":{"cpu":"500m","memory":"1Gi"}}}.
+type Requests struct {
+	Containers map[string]ResourceNames `json:"containers"`
+}
+
+// ResourceNames maps a resource name to a quantity as Kubernetes writes it.
+type ResourceNames map[string]string
+
+// BatchResources is the JSON of AnnotationBatchResources:
+// {"containers":{"app":{"requests":{"kubernetes.io/batch-cpu":"2k"},"limits":{"kubernetes.io/batch-memory":"1Gi"}}}}.
+type BatchResources struct {
+	Containers map[string]BatchContainer `json:"containers"`
+}
+
+// BatchContainer holds the batch resources of one container.
+type BatchContainer struct {
+	Requests ResourceNames `json:"requests,omitempty"`
+	Limits   ResourceNames `json:"limits,omitempty"`
+}
+
+// MemoryQoS is the JSON of AnnotationMemoryQoS: {"low":"25%","high":"80%"}. Each may only lower what the tier gives.
+type MemoryQoS struct {
+	Low  *Percent `json:"low,omitempty"`
+	High *Percent `json:"high,omitempty"`
+}
+
+// IOQoS is the JSON of AnnotationIOQoS: {"weight":50,"max":[{"device":"ssd","wbps":10485760}]}.
+// Weight may only lower what the tier gives; Max is added to the tier's, the lower value of each limit holds.
+type IOQoS struct {
+	Weight *int64      `json:"weight,omitempty"`
+	Max    []DeviceMax `json:"max,omitempty"`
+}

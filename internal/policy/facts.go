@@ -1,0 +1,88 @@
+// Package policy is the pure core of Tideline: facts and a compiled policy in, a Decision with reasons out.
+// It does no I/O, reads no clock, logs nothing and keeps no state, so that every door, the reconciler and
+// `tideline explain` give the same answer.
+//
+//	p, err := policy.Compile(v1alpha1.Default().Spec)
+//	d := p.Container(node, pod, container)
+//	for _, s := range d.Settings { fmt.Println(s.Knob, s.Value, s.Reason) }
+package policy
+
+import (
+	"k8s.io/utils/cpuset"
+
+	"github.com/tideline-io/tideline/api/v1alpha1"
+)
+
+// Node is what a decision may know of the machine. Callers must not change it after they handed it over.
+type Node struct {
+	CgroupVersion int // 1 (hybrid included) or 2
+	Online        cpuset.CPUSet
+	Features      map[Knob]Feature // a knob that is missing here is Unknown
+	Devices       []Device         // whole block devices
+}
+
+// Support is the outcome of a probe.
+type Support string
+
+// Probe outcomes. Unknown is tried, and reported when the kernel refuses.
+const (
+	Supported    Support = "supported"
+	Unsupported  Support = "unsupported"
+	SupportUnset Support = ""
+)
+
+// Feature says whether the kernel can carry a knob, and what it would need.
+type Feature struct {
+	Support Support `json:"support"`
+	Need    string  `json:"need,omitempty"`
+	// Inert says why a value of this knob has no effect on this machine though it can be written ("no disk uses bfq or iocost").
+	Inert string `json:"inert,omitempty"`
+}
+
+// Device is a block device.
+type Device struct {
+	Name       string `json:"name"`   // "vda"
+	Number     string `json:"number"` // "254:0"
+	Rotational bool   `json:"rotational"`
+}
+
+// Pod is what a decision may know of a pod. Labels and annotations are untrusted.
+type Pod struct {
+	UID          string
+	Namespace    string
+	Name         string
+	Labels       map[string]string
+	Annotations  map[string]string
+	CgroupParent string // as the kubelet names it: "/kubepods/burstable/pod…" or a systemd slice
+	KubeQoS      v1alpha1.KubeQoS
+}
+
+// State says how well we know a container.
+type State string
+
+// Container states. Adopted and missed containers carry shares in the runtime's stored spec, which every later
+// update sends again; the kernel refuses shares while cpu.idle is 1, so they never get cpu.idle.
+const (
+	Managed State = "managed" // created through a door
+	Adopted State = "adopted" // was there before us
+	Missed  State = "missed"  // a door failed open
+)
+
+// Container is what a decision may know of a container.
+type Container struct {
+	Name  string
+	State State
+	Asked Resources
+}
+
+// Resources is what the kubelet asked for. A nil field was not asked.
+type Resources struct {
+	CPUShares   *int64            `json:"cpuShares,omitempty"`   // 2 to 262144
+	CPUQuota    *int64            `json:"cpuQuota,omitempty"`    // microseconds a period, -1 for none
+	CPUPeriod   *int64            `json:"cpuPeriod,omitempty"`   // microseconds
+	CPUSetCPUs  string            `json:"cpusetCPUs,omitempty"`  // CPU list, "" for not asked
+	CPUSetMems  string            `json:"cpusetMems,omitempty"`  // node list, "" for not asked
+	MemoryLimit *int64            `json:"memoryLimit,omitempty"` // bytes
+	OOMScoreAdj *int64            `json:"oomScoreAdj,omitempty"`
+	Unified     map[string]string `json:"unified,omitempty"` // cgroup v2 files the kubelet asks for
+}
