@@ -16,6 +16,13 @@ const (
 	// AnnotationDecision is the birth record that a door adds to a container (never to a pod); users do not set it.
 	AnnotationDecision = "tideline.io/decision"
 
+	// AliasKoordinatorQoS is Koordinator's tier label: LSE, LSR, LS, BE or SYSTEM, as ours.
+	AliasKoordinatorQoS = "koordinator.sh/qosClass"
+	// AliasVolcanoQoS is Volcano's tier, an annotation: LC and HLS are LSR, LS and BE as ours.
+	AliasVolcanoQoS = "volcano.sh/qos-level"
+	// AliasKatalystQoS is Katalyst's tier, an annotation: dedicated_cores is LSE, shared_cores LS, reclaimed_cores BE,
+	// system_cores SYSTEM.
+	AliasKatalystQoS = "katalyst.kubewharf.io/qos_level"
 	// AliasKoordinatorBatch is Koordinator's form of AnnotationBatchResources (same JSON shape).
 	AliasKoordinatorBatch = "node.koordinator.sh/extended-resource-spec"
 )

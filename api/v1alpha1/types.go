@@ -21,18 +21,19 @@ const (
 
 // QoSPolicy is the policy file.
 type QoSPolicy struct {
-	APIVersion string        `json:"apiVersion"`
-	Kind       string        `json:"kind"`
-	Metadata   Metadata      `json:"metadata,omitempty"`
-	Spec       QoSPolicySpec `json:"spec,omitempty"`
+	APIVersion string        `json:"apiVersion"`         // APIVersion
+	Kind       string        `json:"kind"`               // KindQoSPolicy
+	Metadata   Metadata      `json:"metadata,omitempty"` // names the policy in logs
+	Spec       QoSPolicySpec `json:"spec,omitempty"`     // what a node does with pods
 }
 
 // Metadata names a policy in logs and birth records.
 type Metadata struct {
-	Name string `json:"name,omitempty"`
+	Name string `json:"name,omitempty"` // up to 253 bytes
 }
 
-// QoSPolicySpec is what a node does with pods. After ParsePolicy or Default every optional field is set.
+// QoSPolicySpec is what a node does with pods. After ParsePolicy or Default all five tiers and all aliases are there,
+// and a field of a tier is nil only where the tier leaves that value to the kubelet.
 type QoSPolicySpec struct {
 	// Aliases says whose tier labels are read besides our own.
 	Aliases Aliases `json:"aliases,omitempty"`
@@ -44,18 +45,18 @@ type QoSPolicySpec struct {
 	Tiers map[Tier]TierPolicy `json:"tiers,omitempty"`
 }
 
-// Aliases switches the tier labels of peers on (nil means on) or off.
+// Aliases switches the tier labels and annotations of peers on (nil means on) or off.
 type Aliases struct {
-	Koordinator *bool `json:"koordinator,omitempty"` // koordinator.sh/qosClass
-	Volcano     *bool `json:"volcano,omitempty"`     // volcano.sh/qos-level
-	Katalyst    *bool `json:"katalyst,omitempty"`    // katalyst.kubewharf.io/qos_level
+	Koordinator *bool `json:"koordinator,omitempty"` // label koordinator.sh/qosClass
+	Volcano     *bool `json:"volcano,omitempty"`     // annotation volcano.sh/qos-level
+	Katalyst    *bool `json:"katalyst,omitempty"`    // annotation katalyst.kubewharf.io/qos_level
 }
 
 // Rule gives Tier to the pods that match all of Match.
 type Rule struct {
-	Name  string `json:"name"`
-	Match Match  `json:"match"`
-	Tier  Tier   `json:"tier"`
+	Name  string `json:"name"`  // unique; explain prints it
+	Match Match  `json:"match"` // which pods
+	Tier  Tier   `json:"tier"`  // the tier that they get
 }
 
 // Match selects pods; every field that is set must match, an empty Match matches nothing and is refused.
@@ -63,7 +64,7 @@ type Match struct {
 	Namespaces []string  `json:"namespaces,omitempty"` // globs ("batch-*"), any of them
 	Names      []string  `json:"names,omitempty"`      // globs over the pod's name, any of them
 	Labels     string    `json:"labels,omitempty"`     // a label selector: "app in (a,b),!x"
-	KubeQoS    []KubeQoS `json:"kubeQoS,omitempty"`
+	KubeQoS    []KubeQoS `json:"kubeQoS,omitempty"`    // QoS classes of Kubernetes, any of them
 }
 
 // KubeQoS is the QoS class that Kubernetes gives a pod.
@@ -79,17 +80,17 @@ const (
 
 // TierPolicy is what a tier means. A nil field keeps what the kubelet asked for.
 type TierPolicy struct {
-	CPU         CPUPolicy    `json:"cpu,omitempty"`
-	Memory      MemoryPolicy `json:"memory,omitempty"`
-	IO          IOPolicy     `json:"io,omitempty"`
+	CPU         CPUPolicy    `json:"cpu,omitempty"`         // CPU time
+	Memory      MemoryPolicy `json:"memory,omitempty"`      // protection and throttling of memory
+	IO          IOPolicy     `json:"io,omitempty"`          // disks
 	OOMScoreAdj *int64       `json:"oomScoreAdj,omitempty"` // a floor, -1000 to 1000
-	OnError     OnError      `json:"onError,omitempty"`
+	OnError     OnError      `json:"onError,omitempty"`     // what happens to a container whose tier can't be honoured
 }
 
 // CPUPolicy of a tier.
 type CPUPolicy struct {
 	Idle  *bool `json:"idle,omitempty"`  // cpu.idle of the containers; BE only
-	Burst Burst `json:"burst,omitempty"` // cpu.max.burst of the containers
+	Burst Burst `json:"burst,omitempty"` // cpu.max.burst of the containers; LS only
 }
 
 // Burst says how much unused quota a container may save up.
@@ -103,8 +104,8 @@ const (
 
 // MemoryPolicy of a tier.
 type MemoryPolicy struct {
-	Low  *Percent `json:"low,omitempty"`  // memory.low, percent of the request
-	High *Percent `json:"high,omitempty"` // memory.high, percent of the batch-memory limit; BE only
+	Low  *Percent `json:"low,omitempty"`  // memory.low, percent of the request; LSE, LSR and LS only
+	High *Percent `json:"high,omitempty"` // memory.high, percent of the batch-memory limit, "100%" for none; BE only
 }
 
 // Percent is a whole percentage, 0 to 100, written "50%".
@@ -118,11 +119,11 @@ type IOPolicy struct {
 
 // DeviceMax limits a block device or every block device of a class. Zero means no limit.
 type DeviceMax struct {
-	Device string `json:"device"` // "MAJOR:MINOR", or a class: "ssd", "rotational", "all"
-	RBps   int64  `json:"rbps,omitempty"`
-	WBps   int64  `json:"wbps,omitempty"`
-	RIOPS  int64  `json:"riops,omitempty"`
-	WIOPS  int64  `json:"wiops,omitempty"`
+	Device string `json:"device"`          // "MAJOR:MINOR", or a class: "ssd", "rotational", "all"
+	RBps   int64  `json:"rbps,omitempty"`  // bytes read a second
+	WBps   int64  `json:"wbps,omitempty"`  // bytes written a second
+	RIOPS  int64  `json:"riops,omitempty"` // reads a second
+	WIOPS  int64  `json:"wiops,omitempty"` // writes a second
 }
 
 // OnError says what happens to a container whose tier can't be honoured.
@@ -136,7 +137,7 @@ const (
 
 // Requests is the JSON of AnnotationRequests: {"containers":{"app":{"cpu":"500m","memory":"1Gi"}}}.
 type Requests struct {
-	Containers map[string]ResourceNames `json:"containers"`
+	Containers map[string]ResourceNames `json:"containers"` // by container name: all of the pod
 }
 
 // ResourceNames maps a resource name to a quantity as Kubernetes writes it.
@@ -145,24 +146,24 @@ type ResourceNames map[string]string
 // BatchResources is the JSON of AnnotationBatchResources:
 // {"containers":{"app":{"requests":{"kubernetes.io/batch-cpu":"2k"},"limits":{"kubernetes.io/batch-memory":"1Gi"}}}}.
 type BatchResources struct {
-	Containers map[string]BatchContainer `json:"containers"`
+	Containers map[string]BatchContainer `json:"containers"` // by container name
 }
 
 // BatchContainer holds the batch resources of one container.
 type BatchContainer struct {
-	Requests ResourceNames `json:"requests,omitempty"`
-	Limits   ResourceNames `json:"limits,omitempty"`
+	Requests ResourceNames `json:"requests,omitempty"` // what it was scheduled by
+	Limits   ResourceNames `json:"limits,omitempty"`   // what it may use; zero is no limit
 }
 
 // MemoryQoS is the JSON of AnnotationMemoryQoS: {"low":"25%","high":"80%"}. Each may only lower what the tier gives.
 type MemoryQoS struct {
-	Low  *Percent `json:"low,omitempty"`
-	High *Percent `json:"high,omitempty"`
+	Low  *Percent `json:"low,omitempty"`  // memory.low, percent of the request
+	High *Percent `json:"high,omitempty"` // memory.high, percent of the batch-memory limit; BE only
 }
 
 // IOQoS is the JSON of AnnotationIOQoS: {"weight":50,"max":[{"device":"ssd","wbps":10485760}]}.
 // Weight may only lower what the tier gives; Max is added to the tier's, the lower value of each limit holds.
 type IOQoS struct {
-	Weight *int64      `json:"weight,omitempty"`
-	Max    []DeviceMax `json:"max,omitempty"`
+	Weight *int64      `json:"weight,omitempty"` // 1 to 1000, on the pod's cgroup
+	Max    []DeviceMax `json:"max,omitempty"`    // on each container's cgroup
 }

@@ -8,6 +8,7 @@ type Knob string
 // The knobs, in the order in which they are shown and written. The value formats are those of the v2 files, but for CPUWeight.
 const (
 	CPUSetCPUs  Knob = "cpuset.cpus"   // CPU list, "0-3"
+	CPUSetMems  Knob = "cpuset.mems"   // memory node list, "0-1"
 	CPUWeight   Knob = "cpu.weight"    // CPU shares as CRI has them, "2" to "262144", or Unset
 	CPUMax      Knob = "cpu.max"       // "QUOTA PERIOD" or "max PERIOD", microseconds
 	CPUMaxBurst Knob = "cpu.max.burst" // microseconds
@@ -22,7 +23,7 @@ const (
 
 // Knobs returns all knobs in order.
 func Knobs() []Knob {
-	return []Knob{CPUSetCPUs, CPUWeight, CPUMax, CPUMaxBurst, CPUIdle, MemoryLow, MemoryHigh, MemoryMax, OOMScoreAdj, IOWeight, IOMax}
+	return []Knob{CPUSetCPUs, CPUSetMems, CPUWeight, CPUMax, CPUMaxBurst, CPUIdle, MemoryLow, MemoryHigh, MemoryMax, OOMScoreAdj, IOWeight, IOMax}
 }
 
 // Unset is the value of CPUWeight that leaves the kernel's default in place.
@@ -50,8 +51,8 @@ type Decision struct {
 // Source says what decided the tier.
 type Source struct {
 	Kind  SourceKind `json:"kind"`
-	Key   string     `json:"key,omitempty"`   // label key
-	Value string     `json:"value,omitempty"` // label value
+	Key   string     `json:"key,omitempty"`   // label key; of some aliases an annotation key
+	Value string     `json:"value,omitempty"` // the value of Key
 	Rule  string     `json:"rule,omitempty"`  // name of the policy rule
 }
 

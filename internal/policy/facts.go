@@ -19,6 +19,7 @@ type Node struct {
 	Online        cpuset.CPUSet
 	Features      map[Knob]Feature // a knob that is missing here is Unknown
 	Devices       []Device         // whole block devices
+	PageSize      int64            // bytes; 0 is units.DefaultPageSize
 }
 
 // Support is the outcome of a probe.

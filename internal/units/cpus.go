@@ -1,0 +1,155 @@
+package units
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+
+	"k8s.io/utils/cpuset"
+)
+
+// MaxCPU is the highest CPU number that is read: no kernel can be built for more (CONFIG_NR_CPUS is 8192 at most).
+const MaxCPU = 8191
+
+var errCPUList = errors.New("want a CPU list such as 0-3,8 with numbers up to " + strconv.Itoa(MaxCPU))
+
+// ParseCPUs reads a CPU list as the kernel prints it. The empty text is the empty set. Unlike cpuset.Parse it is safe
+// with foreign text: "0-4294967295" is refused, not built.
+//
+//	0-3,8,10-11
+func ParseCPUs(s string) (cpuset.CPUSet, error) {
+	m, err := ParseCPUMask(s)
+	if err != nil {
+		return cpuset.New(), err
+	}
+	return m.Set(), nil
+}
+
+// FormatCPUs is the CPU list of a set, as cpuset.CPUSet.String gives it, without its sort.
+func FormatCPUs(c cpuset.CPUSet) string {
+	m := CPUMaskOf(c)
+	return m.String()
+}
+
+// CPUMask is a set of the CPUs 0 to MaxCPU. cpuset.CPUSet is the type of the rest of the program; this one serves where
+// sets are combined on a hot path, since it needs no memory of the heap. The zero value is the empty set.
+type CPUMask [(MaxCPU + 1) / 64]uint64
+
+// CPUMaskOf is c without CPUs that can't be.
+func CPUMaskOf(c cpuset.CPUSet) CPUMask {
+	var m CPUMask
+	for _, n := range c.UnsortedList() {
+		if n >= 0 && n <= MaxCPU {
+			m[n/64] |= 1 << (n % 64)
+		}
+	}
+	return m
+}
+
+// ParseCPUMask is ParseCPUs for a CPUMask.
+func ParseCPUMask(s string) (CPUMask, error) {
+	var m CPUMask
+	if s == "" {
+		return m, nil
+	}
+	for part := range strings.SplitSeq(s, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		a, ok := cpuNumber(first)
+		b := a
+		if ok && isRange {
+			b, ok = cpuNumber(last)
+		}
+		if !ok || b < a {
+			return CPUMask{}, fmt.Errorf("parse %s: %w", Quote(s), errCPUList)
+		}
+		m.add(a, b)
+	}
+	return m, nil
+}
+
+func cpuNumber(s string) (int, bool) {
+	if s == "" || len(s) > 5 {
+		return 0, false
+	}
+	n := 0
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+		n = n*10 + int(s[i]-'0')
+	}
+	return n, n <= MaxCPU
+}
+
+func (m *CPUMask) add(first, last int) {
+	for w := first / 64; w <= last/64; w++ {
+		word := ^uint64(0)
+		if w == first/64 {
+			word &= ^uint64(0) << (first % 64)
+		}
+		if w == last/64 {
+			word &= ^uint64(0) >> (63 - last%64)
+		}
+		m[w] |= word
+	}
+}
+
+// Intersect keeps the CPUs that are in o.
+func (m *CPUMask) Intersect(o *CPUMask) {
+	for w := range m {
+		m[w] &= o[w]
+	}
+}
+
+// Remove takes out the CPUs of o.
+func (m *CPUMask) Remove(o *CPUMask) {
+	for w := range m {
+		m[w] &^= o[w]
+	}
+}
+
+// IsEmpty says whether m has no CPU.
+func (m *CPUMask) IsEmpty() bool { return *m == CPUMask{} }
+
+// Set is m as a cpuset.CPUSet.
+func (m *CPUMask) Set() cpuset.CPUSet {
+	var out []int
+	for w, word := range m {
+		for ; word != 0; word &= word - 1 {
+			out = append(out, w*64+bits.TrailingZeros64(word))
+		}
+	}
+	return cpuset.New(out...)
+}
+
+func (m *CPUMask) has(n int) bool { return m[n/64]>>(n%64)&1 == 1 }
+
+// String is the CPU list: "0-3,8".
+func (m *CPUMask) String() string {
+	var buf [64]byte
+	b := buf[:0]
+	for n := 0; n <= MaxCPU; n++ {
+		if n%64 == 0 && m[n/64] == 0 {
+			n += 63
+			continue
+		}
+		if !m.has(n) {
+			continue
+		}
+		first := n
+		for n < MaxCPU && m.has(n+1) {
+			n++
+		}
+		if len(b) > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(first), 10)
+		if n > first {
+			b = append(b, '-')
+			b = strconv.AppendInt(b, int64(n), 10)
+		}
+	}
+	return string(b)
+}
