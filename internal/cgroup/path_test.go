@@ -1,0 +1,241 @@
+package cgroup_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/policy"
+)
+
+const id = "0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9"
+
+var pathCases = []struct {
+	name, in string
+	want     cgroup.Path // "" for an error
+}{
+	{"cgroupfs", "/kubepods/burstable/pod7f/" + id, "/kubepods/burstable/pod7f/" + cgroup.Path(id)},
+	{"slice", "kubepods-burstable-pod7f_8a.slice", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7f_8a.slice"},
+	{"top slice", "kubepods.slice", "/kubepods.slice"},
+	{"oci unit", "kubepods-pod7f.slice:cri-containerd:" + id, "/kubepods.slice/kubepods-pod7f.slice/cri-containerd-" + cgroup.Path(id) + ".scope"},
+	{"oci unit without prefix", "kubepods-pod7f.slice::x", "/kubepods.slice/kubepods-pod7f.slice/x.scope"},
+	{"slice as path", "/kubepods.slice/kubepods-pod7f.slice", "/kubepods.slice/kubepods-pod7f.slice"},
+	{"dots in a name", "/a..b/...", "/a..b/..."},
+	{"longest", "/" + strings.Repeat("a", 255), cgroup.Path("/" + strings.Repeat("a", 255))},
+	{"empty", "", ""},
+	{"root", "/", ""},
+	{"root slice", "-.slice", ""},
+	{"relative", "kubepods/pod7f", ""},
+	{"relative slice", "kubepods.slice/x.slice", ""},
+	{"parent", "/kubepods/../system.slice", ""},
+	{"trailing parent", "/kubepods/..", ""},
+	{"self", "/kubepods/./pod7f", ""},
+	{"empty component", "/kubepods//pod7f", ""},
+	{"trailing slash", "/kubepods/", ""},
+	{"empty part of a slice", "kubepods--pod7f.slice", ""},
+	{"leading dash", "-kubepods.slice", ""},
+	{"bare suffix", ".slice", ""},
+	{"escape by unit name", "kubepods.slice:..:/../../x", ""},
+	{"no unit name", "kubepods.slice:cri:", ""},
+	{"NUL", "/kube\x00pods", ""},
+	{"newline", "/kube\npods", ""},
+	{"not UTF-8", "/kube\xffpods", ""},
+	{"long name", "/" + strings.Repeat("a", 256), ""},
+	{"long path", strings.Repeat("/aaaaaaa", 513), ""},
+	{"slice that grows", strings.Repeat("a-", 200) + "a.slice", ""},
+}
+
+func TestParsePath(t *testing.T) {
+	t.Parallel()
+	for _, c := range pathCases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := cgroup.ParsePath(c.in)
+			if got != c.want || (err != nil) != (c.want == "") {
+				t.Errorf("ParsePath(%q) = %q, %v, want %q", c.in, got, err, c.want)
+			}
+		})
+	}
+}
+
+func FuzzParsePath(f *testing.F) {
+	for _, c := range pathCases {
+		f.Add(c.in)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := cgroup.ParsePath(s)
+		if err != nil {
+			return
+		}
+		if string(p) != filepath.Clean(string(p)) || !strings.HasPrefix(string(p), "/") || len(p) < 2 || strings.ContainsAny(string(p), "\n\x00") {
+			t.Errorf("ParsePath(%q) = %q", s, p)
+		}
+		if again, err := cgroup.ParsePath(string(p)); err != nil || again != p {
+			t.Errorf("ParsePath(%q) = %q, %v", p, again, err)
+		}
+		p.Level()
+	})
+}
+
+func TestLevel(t *testing.T) {
+	t.Parallel()
+	for p, want := range map[cgroup.Path]policy.Level{
+		"/kubepods":                                 policy.LevelClass,
+		"/kubepods/burstable":                       policy.LevelClass,
+		"/kubepods/besteffort":                      policy.LevelClass,
+		"/probe/kubepods/besteffort":                policy.LevelClass,
+		"/kubepods.slice":                           policy.LevelClass,
+		"/kubepods.slice/kubepods-besteffort.slice": policy.LevelClass,
+		"/a.slice/a-kubepods.slice":                 policy.LevelClass,
+		"/kubepods/pod7f":                           policy.LevelPod,
+		"/kubepods/burstable/pod7f":                 policy.LevelPod,
+		"/kubepods.slice/kubepods-pod7f_1.slice":    policy.LevelPod,
+		"/kubepods/pod7f/" + cgroup.Path(id):        policy.LevelContainer,
+		"/kubepods.slice/kubepods-pod7f.slice/cri-containerd-" + cgroup.Path(id) + ".scope": policy.LevelContainer,
+		"/kubepods/pod7f/x/y":               "",
+		"/kubepods/pod7f/pod8a":             policy.LevelContainer,
+		"/kubepods/pod7f/x/kubepods":        "",
+		"/burstable":                        "",
+		"/system.slice/sshd.service":        "",
+		"/system.slice/system-podman.slice": "",
+		"/kubepods/pod":                     "",
+	} {
+		if got := p.Level(); got != want {
+			t.Errorf("Level of %s = %q, want %q", p, got, want)
+		}
+	}
+}
+
+func proc(lines ...string) string { return strings.Join(lines, "\n") + "\n" }
+
+var procCases = []struct {
+	name, text, id string
+	want           cgroup.Path
+}{
+	{"v2", "0::/kubepods/pod7f/" + id + "\n", id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"v2 nested", "0::/kubepods/pod7f/" + id + "/init.scope\n", id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"v2 systemd", "0::/kubepods.slice/kubepods-pod7f.slice/cri-containerd-" + id + ".scope/container\n", id, "/kubepods.slice/kubepods-pod7f.slice/cri-containerd-" + cgroup.Path(id) + ".scope"},
+	{"a container that imitates its ID below", "0::/kubepods/pod7f/" + id + "/x/" + id + "\n", id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"a container that imitates removal", "0::/kubepods/pod7f/" + id + "/x (deleted)\n", id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"hybrid", proc("9:name=systemd:/", "4:memory:/kubepods/pod7f/"+id, "2:cpuacct:/", "1:cpu:/kubepods/pod7f/"+id+"/sub", "0::/kubepods/pod7f/"+id), id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"hybrid, unified not joined", proc("4:memory:/kubepods/pod7f/"+id, "1:cpu,cpuacct:/kubepods/pod7f/"+id, "0::/"), id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"pure v1", proc("4:memory:/kubepods/pod7f/" + id), id, "/kubepods/pod7f/" + cgroup.Path(id)},
+	{"hierarchies disagree", proc("4:memory:/kubepods/pod7f/"+id, "1:cpu:/kubepods/pod8a/"+id), id, ""},
+	{"unified disagrees", proc("4:memory:/kubepods/pod7f/"+id, "0::/kubepods/pod8a/"+id), id, ""},
+	{"one hierarchy lacks the ID", proc("4:memory:/kubepods/pod7f/"+id, "1:cpu:/"), id, ""},
+	{"v2 lacks the ID", "0::/kubepods/pod7f\n", id, ""},
+	{"only other controllers", proc("3:freezer:/kubepods/pod7f/" + id), id, ""},
+	{"part of an ID", "0::/kubepods/pod7f/" + id + "\n", id[:8], ""},
+	{"end of an ID", "0::/kubepods/pod7f/" + id + "\n", id[8:], ""},
+	{"above a cgroup namespace", "0::/../kubepods/pod7f/" + id + "\n", id, ""},
+	{"no ID", "0::/kubepods/pod7f/x\n", "", ""},
+	{"ID with a slash", "0::/kubepods/pod7f/x\n", "pod7f/x", ""},
+	{"ID of dots", "0::/kubepods/../x\n", "..", ""},
+	{"two unified lines", proc("0::/kubepods/pod7f/x", "0::/kubepods/pod7f/x"), "x", ""},
+	{"empty", "", id, ""},
+	{"no colon", "0\n", id, ""},
+	{"no number", "x::/a\n", id, ""},
+	{"colon in a path", "0::/kubepods/pod7f/a:" + id + "/x-" + id + "\n", id, "/kubepods/pod7f/a:" + cgroup.Path(id) + "/x-" + cgroup.Path(id)},
+}
+
+func TestParseProc(t *testing.T) {
+	t.Parallel()
+	for _, c := range procCases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := cgroup.ParseProc(c.text, c.id)
+			if got != c.want || (err != nil) != (c.want == "") {
+				t.Errorf("ParseProc = %q, %v, want %q", got, err, c.want)
+			}
+		})
+	}
+	if _, err := cgroup.ParseProc("0::/kubepods/pod7f/"+id+" (deleted)\n", id); !errors.Is(err, cgroup.ErrGone) {
+		t.Errorf("ParseProc of a removed cgroup: %v, want ErrGone", err)
+	}
+}
+
+func FuzzParseProc(f *testing.F) {
+	for _, c := range procCases {
+		f.Add(c.text, c.id)
+	}
+	f.Fuzz(func(t *testing.T, text, id string) {
+		p, err := cgroup.ParseProc(text, id)
+		if err != nil {
+			return
+		}
+		if _, err := cgroup.ParsePath(string(p)); err != nil {
+			t.Error(err)
+		}
+		if last := filepath.Base(string(p)); !strings.Contains(last, id) {
+			t.Errorf("ParseProc(%q, %q) = %q, which does not end in the ID", text, id, p)
+		}
+		if !strings.Contains(text, ":"+string(p)) {
+			t.Errorf("ParseProc(%q, %q) = %q, which no line begins with", text, id, p)
+		}
+	})
+}
+
+func TestContainer(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	if err := os.MkdirAll(root+"/proc/12", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(root+"/proc/12/cgroup", []byte("0::/kubepods/pod7f/"+id+"/x\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := cgroup.Container(root, 12, id)
+	if want := cgroup.Path("/kubepods/pod7f/" + id); got != want || err != nil {
+		t.Errorf("Container = %q, %v, want %q", got, err, want)
+	}
+	if _, err := cgroup.Container(root, 13, id); !errors.Is(err, cgroup.ErrGone) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Container of no process: %v, want ErrGone", err)
+	}
+	for _, pid := range []int{0, -1} {
+		if _, err := cgroup.Container(root, pid, id); err == nil || errors.Is(err, cgroup.ErrGone) {
+			t.Errorf("Container of process %d: %v", pid, err)
+		}
+	}
+}
+
+const mountinfo = `22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:27 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+31 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 master:3 - cgroup cgroup rw,cpu,cpuacct
+40 30 0:37 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+41 30 0:38 /a\040b /mnt/x\134\011y rw - cgroup cgroup rw,memory
+42 30 0:39 / /sys/fs/resctrl rw,relatime - resctrl resctrl rw
+43 30 0:x / /bad rw,relatime - cgroup2 cgroup2 rw
+44 30 0:40 / relative rw,relatime - cgroup2 cgroup2 rw
+45 30 0:41
+`
+
+func TestParseMountinfo(t *testing.T) {
+	t.Parallel()
+	want := []cgroup.Mount{
+		{Root: "/", Point: "/sys/fs/cgroup/cpu,cpuacct", Minor: 28, Type: "cgroup", Options: []string{"rw", "cpu", "cpuacct"}},
+		{Root: "/", Point: "/sys/fs/cgroup/unified", Minor: 37, Type: "cgroup2", Options: []string{"rw", "nsdelegate"}},
+		{Root: "/a b", Point: "/mnt/x\\\ty", Minor: 38, Type: "cgroup", Options: []string{"rw", "memory"}},
+		{Root: "/", Point: "/sys/fs/resctrl", Minor: 39, Type: "resctrl", Options: []string{"rw"}},
+	}
+	if diff := cmp.Diff(want, cgroup.ParseMountinfo(mountinfo)); diff != "" {
+		t.Errorf("ParseMountinfo, -want +got:\n%s", diff)
+	}
+}
+
+func FuzzParseMountinfo(f *testing.F) {
+	f.Add(mountinfo)
+	f.Add("1 1 0:1 / \\057 - - - cgroup \\ \\777")
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, m := range cgroup.ParseMountinfo(text) {
+			if !strings.HasPrefix(m.Point, "/") || !strings.HasPrefix(m.Root, "/") || len(m.Options) == 0 {
+				t.Errorf("ParseMountinfo(%q) has %+v", text, m)
+			}
+		}
+	})
+}

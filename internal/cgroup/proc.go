@@ -1,0 +1,142 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const maxProcFile = 1 << 20
+
+// Container returns the cgroup of the container whose first process is pid, from ROOT/proc/PID/cgroup. The number
+// may come to mean another process at any time: the path must name the container. See ParseProc for the rules. A process that is gone is ErrGone.
+func Container(root string, pid int, id string) (Path, error) {
+	if pid <= 0 {
+		return "", fmt.Errorf("find cgroup of container %q: bad process id %d", id, pid)
+	}
+	text, err := readProc(root, strconv.Itoa(pid)+"/cgroup")
+	// A process that ends between open and read answers ESRCH.
+	if errors.Is(err, fs.ErrNotExist) || isGone(err) {
+		return "", fmt.Errorf("find cgroup of container %q, process %d: %w", id, pid, ErrGone)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find cgroup of container %q: %w", id, err)
+	}
+	p, err := ParseProc(text, id)
+	if err != nil {
+		return "", fmt.Errorf("find cgroup of container %q, process %d: %w", id, pid, err)
+	}
+	return p, nil
+}
+
+func readProc(root, name string) (string, error) {
+	proc, err := os.OpenRoot(root)
+	if err != nil {
+		return "", err
+	}
+	defer proc.Close()
+	f, err := proc.Open("proc/" + name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxProcFile+1))
+	if err != nil {
+		return "", err
+	}
+	if len(data) > maxProcFile {
+		return "", fmt.Errorf("read /proc/%s: longer than %d bytes", name, maxProcFile)
+	}
+	return string(data), nil
+}
+
+// ParseProc finds a container's cgroup in the text of /proc/PID/cgroup:
+//
+//	9:name=systemd:/
+//	4:memory:/kubepods/burstable/podX/0a1b…
+//	1:cpu:/kubepods/burstable/podX/0a1b…
+//	0::/kubepods/burstable/podX/0a1b…
+//
+// The path is cut after the outermost component that is the ID or ends in "-ID" (before ".scope"), since a container may
+// nest groups of its own, under any name, below it. All v1 hierarchies with a controller of ours must give the same
+// path; where there is none, the v2 line counts. On a hybrid host a v2 line without the ID is no contradiction, as not
+// every runtime joins that hierarchy, but one with the ID must agree.
+func ParseProc(text, id string) (Path, error) {
+	if id == "" || strings.ContainsAny(id, "/\n\x00") {
+		return "", fmt.Errorf("bad container ID %q", id)
+	}
+	var v1 []string
+	var v2 *string
+	for line := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
+		number, rest, ok := strings.Cut(line, ":")
+		controllers, path, ok2 := strings.Cut(rest, ":")
+		if _, err := strconv.ParseUint(number, 10, 32); err != nil || !ok || !ok2 {
+			return "", fmt.Errorf("bad line %q", line)
+		}
+		switch {
+		case number == "0" && controllers == "":
+			if v2 != nil {
+				return "", fmt.Errorf("two lines of the unified hierarchy")
+			}
+			v2 = &path
+		case slices.ContainsFunc(strings.Split(controllers, ","), func(c string) bool { return slices.Contains(controllersV1, c) }):
+			v1 = append(v1, path)
+		}
+	}
+	var found Path
+	for i, path := range v1 {
+		p, err := cut(path, id)
+		if err != nil {
+			return "", err
+		}
+		if i > 0 && p != found {
+			return "", fmt.Errorf("hierarchies disagree: %s and %s", found, p)
+		}
+		found = p
+	}
+	if v2 == nil {
+		if found == "" {
+			return "", fmt.Errorf("no line with a controller of ours")
+		}
+		return found, nil
+	}
+	p, err := cut(*v2, id)
+	switch {
+	case found == "":
+		return p, err
+	case err == nil && p != found:
+		return "", fmt.Errorf("hierarchies disagree: %s and, unified, %s", found, p)
+	}
+	return found, nil
+}
+
+// cut looks from the left: everything above the container was named by the kubelet and the runtime, everything below
+// by the container, which may imitate its own ID.
+func cut(path, id string) (Path, error) {
+	end := 0
+	for name := range strings.SplitSeq(path, "/") {
+		end += len(name) + 1
+		// A removed v2 cgroup is shown with this ending. Only on the ID's own component is it the kernel's word.
+		live, deleted := strings.CutSuffix(name, " (deleted)")
+		if deleted && end-1 == len(path) && holds(live, id) {
+			return "", ErrGone
+		}
+		if holds(name, id) {
+			return ParsePath(path[:end-1])
+		}
+	}
+	return "", fmt.Errorf("no component of %q holds the container's ID", path)
+}
+
+func holds(name, id string) bool {
+	if name == id {
+		return true
+	}
+	unit, ok := strings.CutSuffix(name, ".scope")
+	return strings.HasSuffix(name, "-"+id) || ok && (unit == id || strings.HasSuffix(unit, "-"+id))
+}
