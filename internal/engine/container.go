@@ -1,0 +1,606 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+
+	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/facts/cri"
+	"github.com/tideline-io/tideline/internal/policy"
+	"github.com/tideline-io/tideline/internal/units"
+)
+
+// Creation is what a door knows of a container that is about to be made.
+type Creation struct {
+	SandboxID string
+	Pod       policy.Pod
+	Name      string
+	Attempt   uint32
+	Asked     policy.Resources
+}
+
+// Key of the container.
+func (c Creation) Key() Key { return Key{c.Pod.UID, c.Name, c.Attempt} }
+
+// Plan is what a door does with a call about one container.
+type Plan struct {
+	Decision policy.Decision
+	Apply    []policy.Setting // to put into the message; nil leaves it as it is
+	Birth    string           // value of the annotation v1alpha1.AnnotationDecision; "" adds none
+	update   *update
+}
+
+// update is an update of the kubelet's that is under way.
+type update struct {
+	before, next *container
+	lowered      []policy.Setting // what stood in the kernel before it was put out of the runtime's way
+}
+
+// Changes says whether the message is to be changed at all.
+func (p Plan) Changes() bool { return len(p.Apply) > 0 || p.Birth != "" }
+
+// Create decides on a container that is about to be made, and writes its record. A decision with a Refusal changes
+// nothing: while decisions are carried out the door refuses the call.
+func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
+	var plan Plan
+	var rec *Record
+	var work podWork
+	loaded := e.policy.Load()
+	err := e.ask(ctx, func(s *state) func() {
+		d := loaded.policy.Container(e.cfg.Node, c.Pod, policy.Container{Name: c.Name, State: policy.Managed, Asked: c.Asked})
+		ctr := &container{
+			key: c.Key(), sandboxID: c.SandboxID, state: policy.Managed, asked: &c.Asked, decision: d,
+			changed:    e.Enforcing() && d.Refusal == nil && d.Tier != v1alpha1.None,
+			unweighted: c.Asked.CPUShares == nil,
+		}
+		if ctr.changed {
+			ctr.unweighted = ctr.unweighted || unsetsWeight(d)
+		}
+		return func() {
+			e.counts.decisions.Add(1)
+			plan.Decision = d
+			if d.Refusal != nil && e.Enforcing() {
+				return
+			}
+			s.containers[ctr.key] = ctr
+			p := s.pods[c.Pod.UID]
+			if p == nil { // its sandbox was made before us
+				p = newPod(c.Pod)
+				s.pods[c.Pod.UID] = p
+			}
+			if p.facts = c.Pod; p.path == "" {
+				p.path = podPath(c.Pod)
+			}
+			work = e.decidePod(s, p, false)
+			if ctr.changed {
+				plan.Apply = d.Settings
+				r := ctr.record(p)
+				rec = &r
+			}
+		}
+	})
+	if err != nil {
+		return Plan{}, err
+	}
+	e.log(plan.Decision, c.Pod, c.Name, "decide container")
+	if rec != nil {
+		plan.Birth = birth(plan.Decision, c.Asked, loaded)
+		e.remember(*rec)
+		e.counts.changed.Add(1)
+	}
+	e.carryOut(work)
+	return plan, nil
+}
+
+func unsetsWeight(d policy.Decision) bool {
+	s := find(d.Settings, policy.CPUWeight)
+	return s != nil && s.Value == policy.Unset
+}
+
+// remember writes a record. Without one the container still has its birth record, but what is asked later is lost with
+// us.
+func (e *Engine) remember(r Record) {
+	err := e.records.write(r)
+	if err != nil {
+		e.cfg.Log.Warn("write record", "container", clip(r.Key.String()), "err", err)
+	}
+	e.outcome("records", r.Key.String(), err)
+}
+
+// forget removes a record.
+func (e *Engine) forget(k Key) { e.outcome("records", k.String(), e.records.remove(k)) }
+
+func birth(d policy.Decision, asked policy.Resources, l *loadedPolicy) string {
+	set := map[string]string{}
+	for _, s := range d.Settings {
+		set[string(s.Knob)] = s.Value
+	}
+	b, err := json.Marshal(Birth{Tier: string(d.Tier), Asked: asked, Set: set, Policy: l.info.Name, Generation: l.info.Generation})
+	if err != nil {
+		return "" // strings and numbers always encode
+	}
+	return string(b)
+}
+
+func (e *Engine) log(d policy.Decision, pod policy.Pod, name, msg string) {
+	level := slog.LevelDebug
+	if len(d.Settings) > 0 || d.Refusal != nil {
+		level = slog.LevelInfo
+	}
+	attrs := []slog.Attr{slog.String("pod", clip(pod.Namespace)+"/"+clip(pod.Name)), slog.String("podUID", clip(pod.UID)), slog.String("container", clip(name)),
+		slog.String("tier", string(d.Tier)), slog.String("source", string(d.Source.Kind)), slog.Bool("enforce", e.Enforcing())}
+	for _, s := range d.Settings {
+		attrs = append(attrs, slog.String(string(s.Knob), s.Value))
+	}
+	e.cfg.Log.LogAttrs(context.Background(), level, msg, attrs...)
+	for _, n := range d.Notes {
+		l := slog.LevelDebug
+		if n.Code == policy.NoteBadLabel || n.Code == policy.NoteBadAnnotation {
+			l = slog.LevelWarn
+			e.counts.badInput.Add(1)
+		}
+		e.cfg.Log.LogAttrs(context.Background(), l, "decision note", slog.String("pod", clip(pod.Namespace)+"/"+clip(pod.Name)),
+			slog.String("container", clip(name)), slog.String("code", string(n.Code)), slog.String("note", n.Message))
+	}
+}
+
+// clip bounds what a hostile name may put into a log line; names of Kubernetes have at most 253 bytes.
+func clip(s string) string {
+	if len(s) > 253 {
+		return s[:253]
+	}
+	return s
+}
+
+// Created reports that the runtime has made the container. c is what Create was called with, in case that its decision
+// failed: then the container is missed.
+func (e *Engine) Created(c Creation, id string) {
+	if id == "" {
+		return
+	}
+	e.tell(func(s *state) func(context.Context) {
+		ctr := s.containers[c.Key()]
+		if ctr == nil || ctr.id != "" && ctr.id != id { // no decision, or one of an earlier container of that name
+			if ctr != nil {
+				e.hide(ctr.id)
+				s.drop(ctr)
+			}
+			ctr = &container{key: c.Key(), asked: &c.Asked}
+			e.miss(c.Pod, ctr, "its creation passed without a decision")
+			if s.pods[c.Pod.UID] == nil {
+				s.pods[c.Pod.UID] = newPod(c.Pod)
+			}
+		}
+		next := *ctr
+		next.id, next.sandboxID = id, c.SandboxID
+		s.containers[next.key], s.ids[id] = &next, next.key
+		e.show(&next)
+		if !next.changed {
+			return nil
+		}
+		r := next.record(s.podOf(&next))
+		return func(context.Context) { e.remember(r) }
+	})
+}
+
+// miss makes a container one that a door failed open for.
+func (e *Engine) miss(pod policy.Pod, c *container, why string) {
+	c.state, c.changed, c.unweighted, c.err = policy.Missed, false, c.lastAsked().CPUShares == nil, why
+	c.decision = e.policy.Load().policy.Container(e.cfg.Node, pod, policy.Container{Name: c.key.Name, State: policy.Missed, Asked: c.lastAsked()})
+}
+
+// Missed reports that a creation passed unmodified though Create had a plan for it. The call that follows is Created or
+// CreateFailed.
+func (e *Engine) Missed(k Key, why string) {
+	e.tell(func(s *state) func(context.Context) {
+		if c := s.containers[k]; c != nil {
+			next := *c
+			e.miss(s.podOf(c).facts, &next, why)
+			s.containers[k] = &next
+			e.hide(next.id)
+		}
+		return func(context.Context) { e.forget(k) }
+	})
+}
+
+// CreateFailed reports that the runtime did not make the container.
+func (e *Engine) CreateFailed(k Key) {
+	e.tell(func(s *state) func(context.Context) {
+		c := s.containers[k]
+		if c == nil || c.id != "" {
+			return nil
+		}
+		s.drop(c)
+		var work podWork
+		if p := s.pods[k.PodUID]; p != nil {
+			work = e.decidePod(s, p, false)
+		}
+		return func(context.Context) {
+			e.forget(k)
+			e.apply(work)
+		}
+	})
+}
+
+func (c *container) record(p *pod) Record {
+	return Record{Key: c.key, ID: c.id, State: c.state, Pod: RecordedPod{p.facts.CgroupParent}, Asked: c.asked, Decision: c.decision, Changed: c.changed, Unweighted: c.unweighted}
+}
+
+// Started reports that the runtime has started the container, and writes what the protocol could not carry.
+func (e *Engine) Started(id string) {
+	e.tell(func(s *state) func(context.Context) {
+		c := s.byID(id)
+		if c == nil {
+			return nil
+		}
+		settings := e.afterStart(c)
+		if len(settings) == 0 {
+			return nil
+		}
+		id := c.id
+		return func(ctx context.Context) { e.writeContainer(ctx, id, settings) }
+	})
+}
+
+// afterStart gives what is to be written to the files of a container that runs: of ours what the protocol can't carry,
+// and of one that passed without us what no later update of the runtime would trip over.
+func (e *Engine) afterStart(c *container) []policy.Setting {
+	switch {
+	case c.changed:
+		return e.rest(c.decision.Settings)
+	case c.state == policy.Missed:
+		var repair []policy.Setting
+		for _, s := range c.decision.Settings {
+			if s.Knob == policy.CPUSetCPUs || s.Knob == policy.CPUMax {
+				repair = append(repair, s)
+			}
+		}
+		return repair
+	}
+	return nil
+}
+
+// rest gives the settings that the door's protocol can't carry.
+func (e *Engine) rest(settings []policy.Setting) []policy.Setting {
+	var out []policy.Setting
+	for _, s := range settings {
+		if !e.cfg.Carries(s.Knob) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// writeContainer writes settings to a running container's files, and notes how it went.
+func (e *Engine) writeContainer(ctx context.Context, id string, settings []policy.Setting) {
+	path, err := e.locate(ctx, id)
+	if err == nil {
+		e.whileEnforcing(func() { err = e.write(path, settings) })
+	}
+	if over(err) {
+		err = nil // it has ended, and its files with it
+	}
+	if err != nil {
+		e.cfg.Log.Warn("write container", "container", clip(id), "err", err)
+	}
+	e.outcome("container files", id, err)
+	_ = e.query(ctx, func(s *state) { // it is for people alone
+		c := s.byID(id)
+		switch {
+		case c == nil:
+			e.outcome("container files", id, nil)
+			return
+		case path != "":
+			c.path = path
+		}
+		switch {
+		case err != nil:
+			c.err = err.Error()
+		case c.state != policy.Missed:
+			c.err = ""
+		}
+	})
+}
+
+// over says that there is nothing to be written any more, which is no fault.
+func over(err error) bool {
+	return errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) || errors.Is(err, cgroup.ErrGone)
+}
+
+// locate finds the cgroup of a running container by its first process. The number may come to mean another process
+// meanwhile, so the path must name the container.
+func (e *Engine) locate(ctx context.Context, id string) (cgroup.Path, error) {
+	pid, err := e.cfg.Runtime.PID(ctx, id)
+	if err != nil {
+		return "", fmt.Errorf("find first process of container %.64s: %w", id, err)
+	}
+	return cgroup.Container(e.cfg.Root, pid, id)
+}
+
+func (e *Engine) write(path cgroup.Path, settings []policy.Setting) error {
+	changes, err := e.cfg.Cgroups.WriteAll(path, settings)
+	for _, c := range changes {
+		if c.Wrote {
+			e.counts.writes.Add(1)
+		}
+	}
+	if err != nil && !over(err) {
+		e.counts.writeFails.Add(1)
+	}
+	return err
+}
+
+// Update decides on an update of the kubelet's. The plan says what to put into the message. The call that follows is
+// Updated, with the outcome.
+func (e *Engine) Update(ctx context.Context, id string, asks policy.Resources) (Plan, error) {
+	var plan Plan
+	var rec *Record
+	var pod policy.Pod
+	loaded := e.policy.Load()
+	err := e.ask(ctx, func(s *state) func() {
+		c := s.byID(id)
+		if c == nil {
+			return nil
+		}
+		p := s.podOf(c)
+		next, apply := e.decideUpdate(loaded.policy, p.facts, c, asks)
+		return func() {
+			e.counts.decisions.Add(1)
+			pod = p.facts
+			plan = Plan{Decision: next.decision, Apply: apply, update: &update{before: c, next: next, lowered: inTheWay(c, next)}}
+			if next.changed {
+				r := next.record(p)
+				rec = &r
+			}
+			s.containers[c.key] = next
+			e.show(next)
+		}
+	})
+	if err != nil {
+		return Plan{}, err
+	}
+	if plan.update == nil {
+		e.Adopt()
+		return Plan{}, nil
+	}
+	if rec != nil {
+		e.log(plan.Decision, pod, rec.Key.Name, "decide update")
+		e.remember(*rec)
+	}
+	if len(plan.Apply) > 0 {
+		e.counts.changed.Add(1)
+		if err := e.lower(ctx, plan.update.next.id, plan.update.lowered); err != nil {
+			e.cfg.Log.Warn("make way for an update, which may be refused", "container", clip(id), "err", err)
+		}
+	}
+	return plan, nil
+}
+
+// decideUpdate gives what becomes of a container by an update, and what to put into the message.
+func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, asks policy.Resources) (next *container, apply []policy.Setting) {
+	n := *c
+	asked := cri.Updated(c.lastAsked(), asks)
+	n.asked, n.born, n.before = &asked, nil, c
+	decide := func(st policy.State) policy.Decision {
+		return p.Container(e.cfg.Node, pod, policy.Container{Name: c.key.Name, State: st, Asked: asked})
+	}
+	d := decide(c.state)
+	if !c.unweighted && find(d.Settings, policy.CPUIdle) != nil {
+		d = decide(policy.Adopted) // the policy has changed since: its shares are stored, as those of an adopted one
+	}
+	enforce := e.Enforcing() && d.Refusal == nil
+	if !enforce { // the message passes as it is, so the runtime keeps what it has of ours
+		if c.changed {
+			d = c.decision
+		}
+		n.decision = d
+		n.unweighted = c.unweighted && asks.CPUShares == nil
+		return &n, nil
+	}
+	if c.changed {
+		apply = dropped(c.decision, d, asked, e.cfg.Node)
+		if s := find(c.decision.Settings, policy.OOMScoreAdj); s != nil && find(d.Settings, policy.OOMScoreAdj) == nil {
+			d.Settings = append(slices.Clip(d.Settings), *s) // no update takes it out of the stored spec
+		}
+	}
+	apply = slices.Concat(d.Settings, apply)
+	n.decision = d
+	n.changed = c.changed || len(apply) > 0
+	weight := find(apply, policy.CPUWeight)
+	switch {
+	case weight == nil:
+		n.unweighted = c.unweighted && asks.CPUShares == nil
+	case weight.Value != policy.Unset:
+		n.unweighted = false
+	}
+	return &n, apply
+}
+
+// inTheWay gives what of ours the kernel would refuse the update for, as it stands there before: runtimes write a quota
+// before the burst, which may not be larger, and a weight before the idle that forbids it.
+func inTheWay(c, next *container) []policy.Setting {
+	if !c.changed {
+		return nil
+	}
+	var out []policy.Setting
+	if s := find(c.decision.Settings, policy.CPUIdle); s != nil && s.Value == "1" {
+		if t := find(next.decision.Settings, policy.CPUIdle); t == nil || t.Value != "1" {
+			out = append(out, *s)
+		}
+	}
+	if s := find(c.decision.Settings, policy.CPUMaxBurst); s != nil && s.Value != "0" {
+		quota := next.asked.Value(policy.CPUMax)
+		if t := find(next.decision.Settings, policy.CPUMax); t != nil {
+			quota = t.Value
+		}
+		if below(quota, s.Value) {
+			out = append(out, *s)
+		}
+	}
+	return out
+}
+
+// below says whether the quota of a cpu.max value is below a burst.
+func below(cpuMax, burst string) bool {
+	m, err := units.ParseCPUMax(cpuMax)
+	b, berr := strconv.ParseInt(burst, 10, 64)
+	return err == nil && berr == nil && m.Quota != units.NoQuota && m.Quota < b
+}
+
+// lower puts 0 into the kernel for settings that stand in the way of a call, which waits for it: too late would undo
+// what the call brings. An undo from now on brings the 0 back and not our value.
+func (e *Engine) lower(ctx context.Context, id string, settings []policy.Setting) error {
+	if len(settings) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.lowerBudget())
+	defer cancel()
+	path, err := e.locate(ctx, id)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		e.whileEnforcing(func() { err = e.zero(path, settings) })
+	}
+	if over(err) {
+		return nil
+	}
+	return err
+}
+
+// zero writes 0 for each setting, as what stood there before us.
+func (e *Engine) zero(path cgroup.Path, settings []policy.Setting) error {
+	var errs []error
+	for _, s := range settings {
+		s.Value = "0"
+		errs = append(errs, e.write(path, []policy.Setting{s}), e.cfg.Cgroups.Rebase(path, s.Knob, "0"))
+	}
+	return errors.Join(errs...)
+}
+
+// Fallback is for an update that got no decision: what the message must have so that the runtime does not refuse it
+// because of what it stores of ours. It needs no turn of the engine.
+func (e *Engine) Fallback(ctx context.Context, id string, asks policy.Resources) []policy.Setting {
+	v := e.View(id)
+	if v == nil || !e.Enforcing() {
+		return nil
+	}
+	var out, way []policy.Setting
+	if s := find(v.Settings, policy.CPUWeight); s != nil && s.Value == policy.Unset {
+		out = append(out, *s)
+	}
+	if s := find(v.Settings, policy.CPUMaxBurst); s != nil && below(asks.Value(policy.CPUMax), s.Value) {
+		way = append(way, *s)
+		zero := *s
+		zero.Value = "0"
+		out = append(out, zero)
+	}
+	if err := e.lower(ctx, id, way); err != nil {
+		e.cfg.Log.Warn("make way for an update, which may be refused", "container", clip(id), "err", err)
+	}
+	return out
+}
+
+// dropped gives a neutral setting for every knob that an earlier decision set and the next one does not: a stored
+// spec keeps what it is not told to forget.
+func dropped(before, next policy.Decision, asked policy.Resources, n policy.Node) []policy.Setting {
+	var out []policy.Setting
+	for _, s := range before.Settings {
+		if find(next.Settings, s.Knob) == nil {
+			if v := policy.Neutral(n, s, asked); v != "" {
+				s.Value, s.Reason, s.Rule = v, "no longer decided: back to what was asked", "asked"
+				out = append(out, s)
+			}
+		}
+	}
+	return out
+}
+
+// Updated reports how an update ended, and writes what the protocol could not carry of what the plan applied.
+func (e *Engine) Updated(plan Plan, ok bool) {
+	u := plan.update
+	if u == nil {
+		return
+	}
+	e.tell(func(s *state) func(context.Context) {
+		c := s.containers[u.next.key]
+		if c == nil || c.id != u.next.id {
+			return nil // it was removed meanwhile
+		}
+		settings := e.rest(plan.Apply)
+		var rec *Record
+		switch {
+		case ok && c == u.next:
+			c.before = nil
+		case ok:
+			u.next.before = nil // a later update is under way, and falls back on this one
+		case c == u.next:
+			old := *c.before
+			old.path, old.err = c.path, c.err
+			settings = u.lowered
+			s.containers[old.key] = &old
+			e.show(&old)
+			if old.changed {
+				r := old.record(s.podOf(&old))
+				rec = &r
+			}
+		default:
+			settings = nil
+			if c.before == u.next { // a later update falls back on what was before this one
+				c.before = u.before
+			}
+		}
+		var work podWork
+		if p := s.pods[u.next.key.PodUID]; p != nil {
+			work = e.decidePod(s, p, false)
+		}
+		return func(ctx context.Context) {
+			if rec != nil {
+				e.remember(*rec)
+			}
+			if len(settings) > 0 {
+				e.writeContainer(ctx, u.next.id, settings)
+			}
+			e.apply(work)
+		}
+	})
+}
+
+// Removed reports that the container is gone.
+func (e *Engine) Removed(id string) {
+	e.tell(func(s *state) func(context.Context) {
+		c := s.byID(id)
+		if c == nil {
+			return nil
+		}
+		return e.gone(s, c)
+	})
+}
+
+// gone drops a container from the state, and gives what is left to do outside of it.
+func (e *Engine) gone(s *state, c *container) func(context.Context) {
+	s.drop(c)
+	e.hide(c.id)
+	_, replaced := s.containers[c.key]
+	var work podWork
+	if p := s.pods[c.key.PodUID]; p != nil {
+		work = e.decidePod(s, p, false)
+	}
+	key, id, path := c.key, c.id, c.path
+	return func(context.Context) {
+		if !replaced {
+			e.forget(key)
+		}
+		e.outcome("container files", id, nil)
+		if path != "" {
+			e.outcome("journal", id, e.cfg.Cgroups.Forget(path))
+		}
+		e.apply(work)
+	}
+}

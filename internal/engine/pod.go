@@ -1,0 +1,385 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/policy"
+)
+
+// PodStarting decides on a pod whose sandbox is about to be made and writes its pod-level values: the kubelet has made
+// the pod's cgroup, and no container of the pod runs yet. It never fails; what went wrong is in the status. The call
+// that follows is PodStarted or PodFailed.
+func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
+	if facts.CgroupParent != "" {
+		if _, err := cgroup.ParsePath(facts.CgroupParent); err != nil {
+			e.BadInput()
+			e.cfg.Log.Warn("pod-level values are left alone", "pod", clip(facts.Namespace)+"/"+clip(facts.Name), "err", err)
+		}
+	}
+	var work podWork
+	err := e.ask(ctx, func(s *state) func() {
+		return func() {
+			p := s.pods[facts.UID]
+			if p == nil {
+				p = newPod(facts)
+				s.pods[facts.UID] = p
+			}
+			p.facts, p.path = facts, podPath(facts)
+			work = e.decidePod(s, p, true)
+		}
+	})
+	if err != nil {
+		e.FailedOpen("RunPodSandbox", err)
+		return
+	}
+	e.log(work.decision, facts, "", "decide pod")
+	e.carryOut(work)
+}
+
+// PodStarted reports the ID of the sandbox.
+func (e *Engine) PodStarted(facts policy.Pod, sandboxID string) {
+	e.tell(func(s *state) func(context.Context) {
+		s.sandboxes[sandboxID] = facts.UID
+		if s.pods[facts.UID] == nil {
+			s.pods[facts.UID] = newPod(facts)
+		}
+		return nil
+	})
+}
+
+// PodFailed reports that the runtime did not make the sandbox. The kubelet may give the pod up, so it gets its values
+// back.
+func (e *Engine) PodFailed(uid string) {
+	e.tell(func(s *state) func(context.Context) {
+		p := s.pods[uid]
+		if p == nil || s.hasSandbox(uid) {
+			return nil
+		}
+		delete(s.pods, uid)
+		turn, path, seq := p.turn, p.path, p.seq
+		return func(context.Context) {
+			turn.mu.Lock()
+			defer turn.mu.Unlock()
+			turn.last = seq + 1
+			if path != "" {
+				e.outcome("pod files", string(path), e.cfg.Cgroups.Undo(path))
+			}
+			e.wakeClasses()
+		}
+	})
+}
+
+// PodFacts tells the pod of a sandbox; false for one that the engine does not know.
+func (e *Engine) PodFacts(ctx context.Context, sandboxID string) (facts policy.Pod, known bool) {
+	_ = e.ask(ctx, func(s *state) func() { // no answer in time is as good as not known
+		return func() {
+			if p := s.pods[s.sandboxes[sandboxID]]; p != nil {
+				facts, known = p.facts, true
+			}
+		}
+	})
+	return facts, known
+}
+
+// PodResizing takes away what of ours would make the kubelet's next write to the pod's own cgroup fail: the kernel refuses
+// a quota below the burst. The kubelet writes as soon as its call is answered, so the call waits for this.
+func (e *Engine) PodResizing(ctx context.Context, sandboxID string) {
+	ctx, cancel := context.WithTimeout(ctx, e.lowerBudget())
+	defer cancel()
+	var w podWork
+	if err := e.query(ctx, func(s *state) {
+		p := s.pods[s.sandboxes[sandboxID]]
+		if p == nil {
+			return
+		}
+		p.resizes++
+		if burst, ok := p.held[policy.CPUMaxBurst]; ok && burst != "0" && p.path != "" {
+			p.seq++
+			w = podWork{path: p.path, seq: p.seq, turn: p.turn}
+		}
+	}); err != nil || w.path == "" {
+		return
+	}
+	w.turn.mu.Lock()
+	defer w.turn.mu.Unlock()
+	w.turn.last = max(w.turn.last, w.seq)
+	e.whileEnforcing(func() {
+		err := e.zero(w.path, []policy.Setting{{Knob: policy.CPUMaxBurst, Level: policy.LevelPod}})
+		if err != nil && !over(err) {
+			e.cfg.Log.Warn("make way for a resize, which may be refused", "cgroup", w.path, "err", err)
+		}
+	})
+}
+
+// PodResized reports that the kubelet is about to write the pod's own cgroup. What PodResizing took away is written
+// again after that, unless another resize begins.
+func (e *Engine) PodResized(sandboxID string) {
+	e.spawn(func() {
+		var resizes *uint64
+		for _, after := range []time.Duration{0, 200 * time.Millisecond, time.Second, 4 * time.Second} {
+			select {
+			case <-time.After(after):
+			case <-e.closing:
+				return
+			}
+			ctx, cancel := lateContext()
+			var work podWork
+			err := e.query(ctx, func(s *state) {
+				p := s.pods[s.sandboxes[sandboxID]]
+				switch {
+				case p == nil:
+				case resizes == nil:
+					resizes = new(p.resizes)
+				case p.resizes == *resizes:
+					work = e.decidePod(s, p, true)
+				}
+			})
+			if err == nil {
+				e.apply(work)
+			}
+			cancel()
+		}
+	})
+}
+
+// PodRemoved reports that the sandbox is gone.
+func (e *Engine) PodRemoved(sandboxID string) {
+	e.tell(func(s *state) func(context.Context) {
+		p := s.dropSandbox(sandboxID)
+		if p == nil {
+			return nil // unknown, or there is a newer sandbox of the same pod
+		}
+		return func(context.Context) { e.podGone(p.path) }
+	})
+}
+
+// podGone clears up after a pod, whose cgroup the kubelet has removed or is about to.
+func (e *Engine) podGone(path cgroup.Path) {
+	if path != "" {
+		e.outcome("pod files", string(path), nil)
+		e.outcome("journal", string(path), e.cfg.Cgroups.Forget(path))
+	}
+	e.wakeClasses()
+}
+
+// podPath gives the pod's own cgroup, or "" when the parent that the request names is not one that the kubelet made for
+// this pod: any other cgroup may be somebody else's.
+func podPath(p policy.Pod) cgroup.Path {
+	if p.UID == "" || p.CgroupParent == "" {
+		return ""
+	}
+	full, err := cgroup.ParsePath(p.CgroupParent)
+	if err != nil {
+		return ""
+	}
+	base := strings.TrimSuffix(path.Base(string(full)), ".slice")
+	if base != "pod"+p.UID && !strings.HasSuffix(base, "-pod"+strings.ReplaceAll(p.UID, "-", "_")) {
+		return ""
+	}
+	return full
+}
+
+// podWork is what is to be done to a pod's cgroup.
+type podWork struct {
+	decision policy.Decision
+	path     cgroup.Path            // "" for nothing
+	held     map[policy.Knob]string // what earlier decisions had written; what the new one does not name is put back
+	seq      uint64
+	turn     *turn
+}
+
+// decidePod decides on the pod's own cgroup anew; the owner goroutine alone calls it. There is work where the decision
+// differs from what was written last, or where again says that somebody may have written over it.
+func (e *Engine) decidePod(s *state, p *pod, again bool) podWork {
+	p.decision = e.policy.Load().policy.Pod(e.cfg.Node, p.facts, s.facts(p.facts.UID))
+	if p.path == "" || !e.Enforcing() || len(p.decision.Settings)+len(p.held) == 0 {
+		return podWork{decision: p.decision}
+	}
+	same := len(p.held) == len(p.decision.Settings)
+	for _, s := range p.decision.Settings {
+		same = same && p.held[s.Knob] == s.Value
+	}
+	if same && !again && !p.turn.failed.Load() {
+		return podWork{decision: p.decision}
+	}
+	p.seq++
+	w := podWork{decision: p.decision, path: p.path, held: maps.Clone(p.held), seq: p.seq, turn: p.turn}
+	for _, s := range p.decision.Settings {
+		p.held[s.Knob] = s.Value
+	}
+	return w
+}
+
+func find(settings []policy.Setting, k policy.Knob) *policy.Setting {
+	for i := range settings {
+		if settings[i].Knob == k {
+			return &settings[i]
+		}
+	}
+	return nil
+}
+
+// carryOut writes what was decided for a pod, and waits for it as long as a call may.
+func (e *Engine) carryOut(w podWork) {
+	if w.path != "" {
+		e.background(func() { e.apply(w) })
+	}
+}
+
+// apply writes what was decided for a pod, unless a later decision has been written.
+func (e *Engine) apply(w podWork) {
+	if w.path == "" {
+		return
+	}
+	w.turn.mu.Lock()
+	defer w.turn.mu.Unlock()
+	if w.seq < w.turn.last {
+		return
+	}
+	w.turn.last = w.seq
+	e.whileEnforcing(func() {
+		var errs []error
+		for _, k := range slices.Sorted(maps.Keys(w.held)) {
+			if find(w.decision.Settings, k) == nil {
+				errs = append(errs, e.cfg.Cgroups.UndoKnob(w.path, k))
+			}
+		}
+		err := errors.Join(append(errs, e.write(w.path, e.withinQuota(w.path, w.decision.Settings)))...)
+		if over(err) {
+			err = nil // the pod is being removed
+		}
+		if err != nil {
+			e.cfg.Log.Warn("write pod", "cgroup", w.path, "err", err)
+		}
+		w.turn.failed.Store(err != nil)
+		e.outcome("pod files", string(w.path), err)
+	})
+	e.wakeClasses()
+}
+
+// withinQuota cuts a burst to the quota that stands in the kernel, which is the kubelet's and may be less than the sum over the
+// containers: a pod can have a limit of its own.
+func (e *Engine) withinQuota(at cgroup.Path, settings []policy.Setting) []policy.Setting {
+	i := slices.IndexFunc(settings, func(s policy.Setting) bool { return s.Knob == policy.CPUMaxBurst })
+	if i < 0 {
+		return settings
+	}
+	now, err := e.cfg.Cgroups.Read(at, policy.CPUMax)
+	if err != nil || !below(now, settings[i].Value) {
+		return settings // the write that follows says what is wrong
+	}
+	quota, _, _ := strings.Cut(now, " ")
+	settings = slices.Clone(settings)
+	settings[i].Value = quota
+	return settings
+}
+
+func (e *Engine) wakeClasses() {
+	select {
+	case e.classes <- struct{}{}:
+	default:
+	}
+}
+
+// standing is what an earlier decision has written, by cgroup and knob.
+type standing map[cgroup.Path]map[policy.Knob]string
+
+// journalled tells what stands in the kernel because of us, an earlier process included.
+func (e *Engine) journalled() (standing, error) {
+	entries, err := e.cfg.Cgroups.Journal()
+	out := standing{}
+	for _, entry := range entries {
+		if out[entry.Path] == nil {
+			out[entry.Path] = map[policy.Knob]string{}
+		}
+		out[entry.Path][entry.Knob] = entry.New
+	}
+	return out, err
+}
+
+// classWorker keeps the cgroups above the pods: a child's memory.low does nothing unless every parent carries at least
+// the sum of its children, and batch pods compete with all others through their class.
+func (e *Engine) classWorker(ctx context.Context) {
+	var written standing // nil until the journal was read
+	for {
+		select {
+		case <-e.classes:
+		case <-ctx.Done():
+			return
+		}
+		pods := map[string]policy.Decision{}
+		if err := e.query(ctx, func(s *state) {
+			for _, p := range s.pods {
+				if p.path != "" && p.decision.Tier != v1alpha1.None {
+					pods[string(p.path)] = p.decision
+				}
+			}
+		}); err != nil {
+			continue
+		}
+		want := e.policy.Load().policy.Classes(e.cfg.Node, pods)
+		e.whileEnforcing(func() {
+			if written == nil {
+				all, err := e.journalled()
+				e.outcome("journal", "", err)
+				maps.DeleteFunc(all, func(p cgroup.Path, _ map[policy.Knob]string) bool { return p.Level() != policy.LevelClass })
+				written = all
+			}
+			for _, p := range slices.Sorted(maps.Keys(want)) {
+				if written[cgroup.Path(p)] == nil {
+					written[cgroup.Path(p)] = map[policy.Knob]string{}
+				}
+			}
+			for _, p := range slices.Sorted(maps.Keys(written)) {
+				err := e.writeClass(p, want[string(p)], written[p])
+				if over(err) {
+					err = nil // the kubelet has taken the class away
+				}
+				if err != nil {
+					e.cfg.Log.Warn("write class", "cgroup", p, "err", err)
+				}
+				e.outcome("class files", string(p), err)
+				if len(written[p]) == 0 {
+					delete(written, p)
+				}
+			}
+		})
+	}
+}
+
+// writeClass makes one class cgroup have what is wanted, and takes back what no longer is. A memory.low there that is
+// neither 0 nor ours is the kubelet's (memoryReservationPolicy TieredReservation): we stay within its sums.
+func (e *Engine) writeClass(p cgroup.Path, want []policy.Setting, stands map[policy.Knob]string) error {
+	var errs []error
+	for _, k := range slices.Sorted(maps.Keys(stands)) {
+		if find(want, k) == nil {
+			if err := e.cfg.Cgroups.UndoKnob(p, k); err != nil {
+				errs = append(errs, err)
+				continue // and is tried again
+			}
+			delete(stands, k)
+		}
+	}
+	var mine []policy.Setting
+	for _, s := range want {
+		if s.Knob == policy.MemoryLow {
+			now, err := e.cfg.Cgroups.Read(p, s.Knob)
+			if err == nil && now != "0" && now != stands[s.Knob] {
+				delete(stands, s.Knob)
+				errs = append(errs, e.cfg.Cgroups.Rebase(p, s.Knob, now), e.cfg.Cgroups.UndoKnob(p, s.Knob))
+				continue
+			}
+		}
+		mine = append(mine, s)
+		stands[s.Knob] = cgroup.Expect(e.cfg.Cgroups.Version(), s.Knob, s.Value)
+	}
+	return errors.Join(append(errs, e.write(p, mine))...)
+}

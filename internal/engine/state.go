@@ -1,0 +1,179 @@
+package engine
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/policy"
+)
+
+// Key names one instance of a container. Instance n+1 can be announced before instance n is gone, so the container's
+// name alone does not tell them apart.
+type Key struct {
+	PodUID  string `json:"podUID"`
+	Name    string `json:"name"`
+	Attempt uint32 `json:"attempt"`
+}
+
+func (k Key) String() string { return fmt.Sprintf("%s/%s/%d", k.PodUID, k.Name, k.Attempt) }
+
+// state is what the owner goroutine owns.
+type state struct {
+	now        time.Time
+	pods       map[string]*pod   // by UID
+	sandboxes  map[string]string // sandbox ID -> pod UID
+	containers map[Key]*container
+	ids        map[string]Key // container ID -> key
+}
+
+func newState() *state {
+	return &state{pods: map[string]*pod{}, sandboxes: map[string]string{}, containers: map[Key]*container{}, ids: map[string]Key{}}
+}
+
+// pod is a pod that has a sandbox, or is about to get one.
+type pod struct {
+	facts    policy.Pod
+	path     cgroup.Path // "" where pod-level values are left alone
+	decision policy.Decision
+	held     map[policy.Knob]string // what was decided last for each knob that may stand in the kernel because of us
+	seq      uint64                 // counts the decisions
+	turn     *turn
+	resizes  uint64 // counts the kubelet's announcements of a write to the pod's cgroup
+}
+
+// turn keeps writes to one pod's cgroup in the order of their decisions: of two that come at once the older may be late.
+type turn struct {
+	mu     sync.Mutex
+	last   uint64      // seq of the latest decision that was carried out
+	failed atomic.Bool // it could not be written whole, so the next decision is written even where it is the same
+}
+
+func newPod(facts policy.Pod) *pod {
+	return &pod{facts: facts, path: podPath(facts), held: map[policy.Knob]string{}, turn: &turn{}}
+}
+
+// container is one instance. What a pointer to it shows of fields other than path and err never changes once it is in
+// the state: an update makes a copy, so that there is something to go back to.
+//
+//	created      managed    asked and decided at creation, record and annotation written
+//	started                 rest written to the files of path
+//	updated                 asked and decided anew; before holds what to go back to when the runtime refuses
+//	adopted      adopted    was there before us: asked is what the runtime's spec holds
+//	missed       missed     a door failed open: asked is known, nothing of ours is in the runtime's spec
+//	released     adopted    disable took our values back
+//	removed                 record, view and journal dropped
+type container struct {
+	key       Key
+	id        string
+	sandboxID string
+	state     policy.State
+	asked     *policy.Resources // nil: unknown
+	born      *policy.Resources // what was asked at its birth, where that is all we know
+	decision  policy.Decision
+	changed   bool // the runtime's stored spec holds values of ours
+	// unweighted says that the stored spec holds no CPU shares, which every update would send again: the kernel refuses
+	// them while cpu.idle is 1.
+	unweighted bool
+	path       cgroup.Path // once it was looked up
+	err        string
+	before     *container // while an update is under way
+}
+
+// lastAsked is the best that is known of what was asked.
+func (c *container) lastAsked() policy.Resources {
+	switch {
+	case c.asked != nil:
+		return *c.asked
+	case c.born != nil:
+		return *c.born
+	}
+	return policy.Resources{}
+}
+
+// minID is the least part of a container's ID that names it, as people type it.
+const minID = 8
+
+// byID finds a container by its ID, or by the beginning of one, as runtimes do.
+func (s *state) byID(id string) *container {
+	if k, ok := s.ids[id]; ok {
+		return s.containers[k]
+	}
+	if len(id) < minID {
+		return nil
+	}
+	var found *container
+	for full, k := range s.ids {
+		if strings.HasPrefix(full, id) {
+			if found != nil {
+				return nil
+			}
+			found = s.containers[k]
+		}
+	}
+	return found
+}
+
+// podOf gives the pod of a container, or one that says no more than its UID.
+func (s *state) podOf(c *container) *pod {
+	if p := s.pods[c.key.PodUID]; p != nil {
+		return p
+	}
+	return newPod(policy.Pod{UID: c.key.PodUID})
+}
+
+// facts gives the containers of a pod as the policy wants them; instances that are replaced count once, the newest. One
+// of which nothing is known counts as one that asked for nothing: it has no quota of its own, say.
+func (s *state) facts(uid string) []policy.Container {
+	newest := map[string]*container{}
+	for k, c := range s.containers {
+		if k.PodUID == uid && (newest[k.Name] == nil || newest[k.Name].key.Attempt < k.Attempt) {
+			newest[k.Name] = c
+		}
+	}
+	out := make([]policy.Container, 0, len(newest))
+	for _, name := range slices.Sorted(maps.Keys(newest)) {
+		c := newest[name]
+		out = append(out, policy.Container{Name: name, State: c.state, Asked: c.lastAsked()})
+	}
+	return out
+}
+
+// drop forgets a container.
+func (s *state) drop(c *container) {
+	if s.ids[c.id] == c.key {
+		delete(s.ids, c.id)
+	}
+	if now := s.containers[c.key]; now != nil && now.id == c.id {
+		delete(s.containers, c.key)
+	}
+}
+
+// dropSandbox forgets a sandbox, and gives its pod when that was its last one.
+func (s *state) dropSandbox(id string) *pod {
+	uid, ok := s.sandboxes[id]
+	if !ok {
+		return nil
+	}
+	delete(s.sandboxes, id)
+	if s.hasSandbox(uid) {
+		return nil
+	}
+	p := s.pods[uid]
+	delete(s.pods, uid)
+	return p
+}
+
+func (s *state) hasSandbox(uid string) bool {
+	for _, other := range s.sandboxes {
+		if other == uid {
+			return true
+		}
+	}
+	return false
+}
