@@ -1,0 +1,147 @@
+// Package node puts a node together in a lab: containerd, our proxy in front of it, and something that creates pods as
+// a kubelet does. Everything ends with the lab.
+//
+//	n, err := node.Start(ctx, l, node.Options{})
+//	pod, err := n.Kubelet.RunPod(ctx, manifest)
+//	views, err := n.Control.Containers(ctx)
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/tideline-io/tideline/integration/lab"
+	"github.com/tideline-io/tideline/integration/own"
+	"github.com/tideline-io/tideline/internal/control"
+)
+
+// Options of a node.
+type Options struct {
+	Policy string   // content of the policy file; "" for the built-in policy
+	Mode   string   // "" for enforce
+	Args   []string // further arguments of the proxy
+	Env    []string // environment of the proxy
+}
+
+// Node is a running node.
+type Node struct {
+	Lab        *lab.Lab
+	Containerd *lab.Containerd
+	Kubelet    *Kubelet // talks to the proxy
+	Direct     *lab.CRI // talks to containerd
+	Control    *control.Client
+
+	opts  Options
+	dir   string
+	proxy *lab.Process
+}
+
+// Start starts containerd and the proxy.
+func Start(ctx context.Context, l *lab.Lab, opts Options) (*Node, error) {
+	c, err := l.StartContainerd(ctx, lab.ContainerdOptions{})
+	if err != nil {
+		return nil, err
+	}
+	n, err := Behind(ctx, l, c, opts)
+	if err != nil {
+		return nil, err
+	}
+	cri, err := lab.DialCRI(n.Socket())
+	if err != nil {
+		return nil, err
+	}
+	n.Kubelet, err = newKubelet(l, cri)
+	return n, err
+}
+
+// Behind starts the proxy in front of a containerd that runs already, for a real kubelet: there is no Node.Kubelet.
+func Behind(ctx context.Context, l *lab.Lab, c *lab.Containerd, opts Options) (*Node, error) {
+	n := &Node{Lab: l, Containerd: c, opts: opts, dir: filepath.Join(l.Dir(), "tideline")}
+	if err := os.MkdirAll(n.dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the proxy's folder: %w", err)
+	}
+	if opts.Policy != "" {
+		if err := n.SetPolicy(opts.Policy); err != nil {
+			return nil, err
+		}
+	}
+	n.Control = control.Dial(n.ControlSocket())
+	if err := n.StartProxy(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	n.Direct, err = lab.DialCRI(c.Socket())
+	return n, err
+}
+
+// Socket is the proxy's CRI socket.
+func (n *Node) Socket() string { return filepath.Join(n.dir, "cri.sock") }
+
+// ControlSocket is the proxy's control socket.
+func (n *Node) ControlSocket() string { return filepath.Join(n.RunDir(), "control.sock") }
+
+// RunDir is the proxy's run directory.
+func (n *Node) RunDir() string { return filepath.Join(n.dir, "run") }
+
+// PolicyFile is the file of the policy, whether or not there is one.
+func (n *Node) PolicyFile() string { return filepath.Join(n.dir, "policy.yaml") }
+
+// SetPolicy writes the policy file.
+func (n *Node) SetPolicy(text string) error {
+	if err := os.WriteFile(n.PolicyFile(), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write the policy: %w", err)
+	}
+	return nil
+}
+
+// StartProxy starts the proxy, for the first time or after its end.
+func (n *Node) StartProxy(ctx context.Context) error {
+	dir, err := own.Dir()
+	if err != nil {
+		return err
+	}
+	args := []string{"--listen", "unix://" + n.Socket(), "--runtime-endpoint", "unix://" + n.Containerd.Socket(), "--run-dir", n.RunDir(), "--log-level", "debug"}
+	if n.opts.Policy != "" {
+		args = append(args, "--policy", n.PolicyFile())
+	}
+	if n.opts.Mode != "" {
+		args = append(args, "--mode", n.opts.Mode)
+	}
+	if lab.Unified() { // an emulated machine is 25 times slower
+		args = append(args, "--decision-budget", "3s")
+	}
+	ready := func(ctx context.Context) error {
+		st, err := n.Control.Status(ctx)
+		if err == nil && !st.Runtime.Connected && st.ModeWhy != "--pass-through" {
+			err = fmt.Errorf("the runtime is away: %s", st.Runtime.Error)
+		}
+		return err
+	}
+	n.proxy, err = n.Lab.StartProcess(ctx, lab.ProcessSpec{Name: "proxy", Path: filepath.Join(dir, own.Proxy), Args: append(args, n.opts.Args...), Env: n.opts.Env, Ready: ready})
+	return err
+}
+
+// Proxy is the process of the proxy.
+func (n *Node) Proxy() *lab.Process { return n.proxy }
+
+// RestartProxy ends the proxy with a signal and starts it again.
+func (n *Node) RestartProxy(ctx context.Context, s syscall.Signal) error {
+	if err := n.proxy.Signal(s); err != nil {
+		return err
+	}
+	select {
+	case <-n.proxy.Done():
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the proxy's end: %w", ctx.Err())
+	}
+	return n.StartProxy(ctx)
+}
+
+// Get reads a path of the control socket as text.
+func (n *Node) Get(ctx context.Context, path string) (int, string, error) {
+	return get(ctx, n.ControlSocket(), path, http.MethodGet)
+}
