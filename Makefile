@@ -1,0 +1,85 @@
+# Tideline. `make help` lists the targets; README.md says what they need.
+SHELL := bash
+CGROUP ?= v1
+GO ?= go
+E2E := cd integration && $(GO)
+
+# Each tier prints how long it took, for the table in docs/testing.md. Real programs on a loaded machine race, so a tier
+# that fails runs once more, and says so: a real fault fails twice.
+define tier
+@start=$$(date +%s); echo "== $(1)"; try() ( $(2) ); \
+if try || { echo "== $(1): FAILED, once more"; try; }; then echo "== $(1): passed in $$(( $$(date +%s) - start )) s"; else echo "== $(1): FAILED"; exit 1; fi
+endef
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
+
+.PHONY: build
+build: ## the programs, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline-runtime-proxy ./runtime-proxy
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline ./cmd/tideline
+
+.PHONY: demo
+demo: ## one pod of each tier through the proxy into a real containerd, and what the kernel has; CGROUP=v2: in a VM
+	@$(E2E) run ./cmd/demo -cgroup $(CGROUP)
+
+.PHONY: test
+test: lint unit test-e2e test-restart test-mutation test-crictl test-units test-vm test-kubelet conformance ## everything but the benchmarks
+
+.PHONY: unit
+unit: ## the quick tests: pure code, fakes, fuzz seeds
+	$(call tier,unit,$(GO) test ./... && (cd integration && $(GO) test -short ./images ./parts ./vm/...))
+
+.PHONY: race
+race: ## the quick tests of the concurrent packages under the race detector
+	$(call tier,race,$(GO) test -race -short ./internal/engine/... ./runtime-proxy/...)
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (default 20s) each
+	@set -e; for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	  echo "== $$f in $$p"; $(GO) test -run xxx -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-20s} -fuzzminimizetime 10x $$p; done; done
+
+.PHONY: test-e2e
+test-e2e: ## the proxy with the real containerd and runc on this machine's cgroup v1
+	$(call tier,e2e on cgroup v1,$(E2E) test -count=1 -timeout 30m ./e2e ./lab -skip 'TestRestartEverywhere|TestMutations')
+
+.PHONY: test-restart
+test-restart: ## the proxy killed before every call of the demo gives the same table
+	$(call tier,restart,$(E2E) test -count=1 -timeout 20m ./e2e -run TestRestartEverywhere)
+
+.PHONY: test-mutation
+test-mutation: ## each way to the kernel disabled on purpose turns the demo red
+	$(call tier,mutation,$(E2E) test -count=1 -timeout 30m ./e2e -run TestMutations)
+
+.PHONY: test-vm
+test-vm: ## the same tests in a VM with cgroup v2
+	$(call tier,e2e on cgroup v2,$(E2E) test -count=1 -timeout 50m ./e2e -skip 'TestRestartEverywhere|TestMutations' -args -vm)
+
+.PHONY: test-crictl
+test-crictl: ## every ordinary command of crictl through the proxy
+	$(call tier,crictl,$(E2E) test -count=1 -timeout 20m ./crictl)
+
+.PHONY: conformance
+conformance: ## critest's whole suite, direct and through the proxy: the same outcome
+	$(call tier,conformance,$(E2E) test -count=1 -timeout 60m -v ./conformance)
+
+.PHONY: test-kubelet
+test-kubelet: ## a real kubelet and control plane over the proxy, on cgroup v1 and, in a VM, on v2
+	$(call tier,kubelet,$(E2E) test -count=1 -timeout 40m -v ./kubelet && $(GO) test -count=1 -timeout 40m -v ./kubelet -args -vm)
+
+.PHONY: test-units
+test-units: ## the systemd units, as systemd reads them
+	$(call tier,systemd units,$(E2E) test -count=1 ./units)
+
+.PHONY: bench-proxy
+bench-proxy: ## what the proxy costs, as ratios to a direct call measured in the same run
+	@$(E2E) run ./cmd/bench-proxy
+
+.PHONY: lint
+lint: ## gofmt, vet and golangci-lint, also for the architecture's arrows
+	$(call tier,lint,out="$$(gofmt -l .)" && { test -z "$$out" || { echo "not formatted: $$out"; exit 1; }; } && $(GO) vet ./... && (cd integration && $(GO) vet ./...) && (cd integration/tools/lint && $(GO) build -o ../../../.cache/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint) && .cache/bin/golangci-lint run ./... && GOOS=darwin $(GO) build -o /dev/null ./cmd/tideline && GOARCH=arm64 $(GO) build ./...)
+
+.PHONY: clean
+clean: ## remove what was built, the cached parts too
+	rm -rf bin .cache
