@@ -60,7 +60,7 @@ func (h *Hooks) For(method string) *relay.Call {
 	case createContainer:
 		return h.createContainer()
 	case startContainer:
-		return h.startContainer()
+		return whenOK(h.engine.Started)
 	case updateContainer:
 		return h.updateContainer()
 	case containerStatus:
@@ -70,13 +70,13 @@ func (h *Hooks) For(method string) *relay.Call {
 	case podSandboxStatus:
 		return &relay.Call{Response: h.sandboxStatus}
 	case removeContainer:
-		return h.removeContainer()
+		return whenOK(h.engine.Removed)
 	case runPodSandbox:
 		return h.runPodSandbox()
 	case updatePodSandbox:
 		return h.updatePodSandbox()
 	case removePodSandbox:
-		return h.removePodSandbox()
+		return whenOK(h.engine.PodRemoved)
 	}
 	return nil
 }
@@ -110,7 +110,8 @@ func refusal(key, why string) *relay.Status {
 	return &relay.Status{Code: uint32(codes.FailedPrecondition), Message: fmt.Sprintf("tideline: %s: %s", key, why)}
 }
 
-func (h *Hooks) startContainer() *relay.Call {
+// whenOK reports the ID that a request names once the runtime has answered it well; the messages pass as they are.
+func whenOK(report func(id string)) *relay.Call {
 	var id string
 	return &relay.Call{
 		Request: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
@@ -118,21 +119,7 @@ func (h *Hooks) startContainer() *relay.Call {
 			return msg, nil
 		},
 		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
-			h.engine.Started(id)
-			return msg, nil
-		},
-	}
-}
-
-func (h *Hooks) removeContainer() *relay.Call {
-	var id string
-	return &relay.Call{
-		Request: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
-			id = firstString(msg)
-			return msg, nil
-		},
-		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
-			h.engine.Removed(id)
+			report(id)
 			return msg, nil
 		},
 	}
@@ -243,19 +230,5 @@ func (h *Hooks) updatePodSandbox() *relay.Call {
 			return msg, nil
 		},
 		Done: func(int) { h.engine.PodResized(id) },
-	}
-}
-
-func (h *Hooks) removePodSandbox() *relay.Call {
-	var id string
-	return &relay.Call{
-		Request: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
-			id = firstString(msg)
-			return msg, nil
-		},
-		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
-			h.engine.PodRemoved(id)
-			return msg, nil
-		},
 	}
 }
