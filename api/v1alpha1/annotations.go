@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,8 +102,7 @@ func parseAnnotation(s string, into any) Problems {
 		return problems
 	}
 	if t, ok := parseJSON(s, &problems); ok {
-		var root *path
-		decode(root, t, 0, reflect.ValueOf(into).Elem(), &problems)
+		decode(t, 0, into, &problems)
 	}
 	return problems
 }

@@ -4,34 +4,22 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
-
-	"github.com/tideline-io/tideline/internal/units"
 )
 
-// decode fills v, which must be settable, from node i of t and keeps what that does not name. Unlike encoding/json it
-// minds the case of keys, refuses unknown and duplicate keys and null, and goes on after a problem, so that all are found
-// at once.
-func decode(at *path, t tree, i int, v reflect.Value, problems *Problems) {
+// decode fills what into points to from node i of t and keeps what that does not name. Unlike encoding/json it minds the
+// case of keys, refuses unknown and duplicate keys and null, and goes on after a problem, so that all are found at once.
+func decode(t tree, i int, into any, problems *Problems) {
 	n := &t[i]
-	wrong := func(allowed string) {
-		shown := n.kind.String()
-		if n.kind == isString {
-			shown = units.Quote(n.text)
-		} else if n.text != "" && n.kind != isNull {
-			shown = cut(n.text)
-		}
-		problems.add(Problem{Path: at.String(), Value: shown, Allowed: allowed})
-	}
-	if n.kind == isNull && at != nil {
-		wrong("a value, or leave the key out for its default")
+	if n.kind == isNull && i != 0 {
+		t.wrong(i, "a value, or leave the key out for its default", problems)
 		return
 	}
-	switch p := v.Addr().Interface().(type) {
+	switch p := into.(type) {
 	case *Percent:
 		if x, err := ParsePercent(n.text); err == nil && n.kind == isString {
 			*p = x
 		} else {
-			wrong(percentAllowed)
+			t.wrong(i, percentAllowed, problems)
 		}
 		return
 	case *Burst:
@@ -41,108 +29,111 @@ func decode(at *path, t tree, i int, v reflect.Value, problems *Problems) {
 			return
 		}
 	case *ResourceNames:
-		decodeResources(at, t, i, p, problems)
+		decodeResources(t, i, p, problems)
+		return
+	case *map[string]ResourceNames:
+		decodeMap(t, i, p, problems)
+		return
+	case *map[string]BatchContainer:
+		decodeMap(t, i, p, problems)
+		return
+	case *map[Tier]TierPolicy:
+		decodeMap(t, i, p, problems)
 		return
 	}
-	switch v.Kind() {
+	switch v := reflect.ValueOf(into).Elem(); v.Kind() {
 	case reflect.Pointer:
 		x := reflect.New(v.Type().Elem())
 		before := len(*problems)
-		if decode(at, t, i, x.Elem(), problems); len(*problems) == before {
+		if decode(t, i, x.Interface(), problems); len(*problems) == before {
 			v.Set(x)
 		}
 	case reflect.Bool:
 		if n.kind != isBool {
-			wrong("true or false")
+			t.wrong(i, "true or false", problems)
 			return
 		}
 		v.SetBool(n.text == "true")
 	case reflect.Int64:
 		x, err := strconv.ParseInt(n.text, 10, 64)
 		if n.kind != isNumber || err != nil {
-			wrong("a whole number")
+			t.wrong(i, "a whole number", problems)
 			return
 		}
 		v.SetInt(x)
 	case reflect.String:
 		if n.kind != isString {
-			wrong("text (in quotes, where YAML reads it as something else)")
+			t.wrong(i, "text (in quotes, where YAML reads it as something else)", problems)
 			return
 		}
 		v.SetString(n.text)
 	case reflect.Slice:
 		if n.kind != isArray {
-			wrong("a list")
+			t.wrong(i, "a list", problems)
 			return
 		}
 		x := reflect.MakeSlice(v.Type(), n.size, n.size)
 		item := 0
 		for j := range t.members(i) {
-			child := at.index(item)
-			decode(&child, t, j, x.Index(item), problems)
+			decode(t, j, x.Index(item).Addr().Interface(), problems)
 			item++
 		}
 		v.Set(x)
-	case reflect.Map:
-		if n.kind != isObject {
-			wrong("an object")
-			return
-		}
-		if v.IsNil() {
-			v.Set(reflect.MakeMapWithSize(v.Type(), n.size))
-		}
-		repeated := repeats(at, t, i, problems)
-		for j := range t.members(i) {
-			if repeated[j] {
-				continue
-			}
-			key := t[j].key
-			child := at.field(key)
-			k := reflect.ValueOf(key).Convert(v.Type().Key())
-			elem := reflect.New(v.Type().Elem()).Elem()
-			if old := v.MapIndex(k); old.IsValid() {
-				elem.Set(old)
-			}
-			decode(&child, t, j, elem, problems)
-			v.SetMapIndex(k, elem)
-		}
 	case reflect.Struct:
 		if n.kind != isObject {
-			wrong("an object with the keys " + strings.Join(keysOf(v.Type()), ", "))
+			t.wrong(i, "an object with the keys "+strings.Join(keysOf(v.Type()), ", "), problems)
 			return
 		}
-		repeated := repeats(at, t, i, problems)
+		repeated := repeats(t, i, problems)
 		for j := range t.members(i) {
 			if repeated[j] {
 				continue
 			}
-			key := t[j].key
-			child := at.field(key)
-			f, ok := fieldOf(v, key)
+			f, ok := fieldOf(v, t[j].key)
 			if !ok {
-				problems.add(Problem{Path: child.String(), Cause: "unknown key", Allowed: strings.Join(keysOf(v.Type()), ", ")})
+				t.problem(j, Problem{Cause: "unknown key", Allowed: strings.Join(keysOf(v.Type()), ", ")}, problems)
 				continue
 			}
-			decode(&child, t, j, f, problems)
+			decode(t, j, f.Addr().Interface(), problems)
 		}
+	default:
+		t.problem(i, Problem{Cause: "decode knows no " + v.Type().String()}, problems)
+	}
+}
+
+func decodeMap[K ~string, V any](t tree, i int, p *map[K]V, problems *Problems) {
+	if t[i].kind != isObject {
+		t.wrong(i, "an object", problems)
+		return
+	}
+	if *p == nil {
+		*p = make(map[K]V, t[i].size)
+	}
+	repeated := repeats(t, i, problems)
+	for j := range t.members(i) {
+		if repeated[j] {
+			continue
+		}
+		elem := (*p)[K(t[j].key)]
+		decode(t, j, &elem, problems)
+		(*p)[K(t[j].key)] = elem
 	}
 }
 
 // decodeResources reads {"cpu":"500m"}. A bare number is a quantity too, as it is for Kubernetes.
-func decodeResources(at *path, t tree, i int, p *ResourceNames, problems *Problems) {
+func decodeResources(t tree, i int, p *ResourceNames, problems *Problems) {
 	if k := t[i].kind; k != isObject {
-		problems.add(Problem{Path: at.String(), Value: k.String(), Allowed: "an object of resource names and quantities"})
+		t.problem(i, Problem{Value: k.String(), Allowed: "an object of resource names and quantities"}, problems)
 		return
 	}
 	out := make(ResourceNames, t[i].size)
-	repeated := repeats(at, t, i, problems)
+	repeated := repeats(t, i, problems)
 	for j := range t.members(i) {
 		if repeated[j] {
 			continue
 		}
 		if k := t[j].kind; k != isString && k != isNumber {
-			child := at.field(t[j].key)
-			problems.add(Problem{Path: child.String(), Value: k.String(), Allowed: `a quantity, such as "500m" or "1Gi"`})
+			t.problem(j, Problem{Value: k.String(), Allowed: `a quantity, such as "500m" or "1Gi"`}, problems)
 			continue
 		}
 		out[t[j].key] = t[j].text
@@ -151,15 +142,14 @@ func decodeResources(at *path, t tree, i int, p *ResourceNames, problems *Proble
 }
 
 // repeats reports and returns the members of the object at i whose key stood before already; nil if there are none.
-func repeats(at *path, t tree, i int, problems *Problems) map[int]bool {
+func repeats(t tree, i int, problems *Problems) map[int]bool {
 	var found map[int]bool
 	report := func(j int) {
 		if found == nil {
 			found = map[int]bool{}
 		}
 		found[j] = true
-		child := at.field(t[j].key)
-		problems.add(Problem{Path: child.String(), Cause: "duplicate key"})
+		t.problem(j, Problem{Cause: "duplicate key"}, problems)
 	}
 	const small = 16 // up to here comparing costs less than a map; beyond, it would be a hostile document's square
 	if t[i].size <= small {
@@ -207,12 +197,4 @@ func keysOf(t reflect.Type) []string {
 		keys = append(keys, jsonKey(t.Field(i)))
 	}
 	return keys
-}
-
-// cut shortens a number or a boolean as it was written.
-func cut(s string) string {
-	if len(s) > units.QuoteLimit {
-		return s[:units.QuoteLimit] + "..."
-	}
-	return s
 }

@@ -34,6 +34,52 @@ func (t tree) members(i int) iter.Seq[int] {
 	}
 }
 
+// path is the way from the root to node i.
+func (t tree) path(i int) *path {
+	var p *path
+	for at := 0; at != i; {
+		j, item := at+1, 0
+		for ; t[j].next <= i; j = t[j].next {
+			item++
+		}
+		step := p.field(t[j].key)
+		if t[at].kind == isArray {
+			step = p.index(item)
+		}
+		p, at = &step, j
+	}
+	return p
+}
+
+// problem adds a problem of node i. It looks for the path of those only that are shown, since the search takes a time
+// that grows with the document.
+func (t tree) problem(i int, p Problem, problems *Problems) {
+	if len(*problems) < maxProblems {
+		p.Path = t.path(i).String()
+	}
+	problems.add(p)
+}
+
+// wrong adds the problem that node i is not of the kind that is allowed.
+func (t tree) wrong(i int, allowed string, problems *Problems) {
+	n := &t[i]
+	shown := n.kind.String()
+	if n.kind == isString {
+		shown = units.Quote(n.text)
+	} else if n.text != "" && n.kind != isNull {
+		shown = cut(n.text)
+	}
+	t.problem(i, Problem{Value: shown, Allowed: allowed}, problems)
+}
+
+// cut shortens a number or a boolean as it was written.
+func cut(s string) string {
+	if len(s) > units.QuoteLimit {
+		return s[:units.QuoteLimit] + "..."
+	}
+	return s
+}
+
 type kind byte
 
 const (
@@ -58,59 +104,71 @@ func parseJSON(s string, problems *Problems) (tree, bool) {
 		problems.add(Problem{Cause: "not UTF-8"})
 		return nil, false
 	}
-	if !json.Valid([]byte(s)) {
-		var v any
-		problems.add(Problem{Value: units.Quote(s), Cause: fmt.Sprintf("not JSON: %v", json.Unmarshal([]byte(s), &v))})
-		return nil, false
+	r := reader{s: s, nodes: make(tree, 0, 1+strings.Count(s, ":"))}
+	if r.value("", 0); r.next() == 0 && r.i == len(s) && !r.bad {
+		return r.nodes, true
 	}
-	r := reader{s: s, nodes: make(tree, 0, 4+strings.Count(s, ":")+strings.Count(s, ","))}
-	r.value("", 0)
-	if r.deep {
+	if json.Valid([]byte(s)) {
 		problems.add(Problem{Cause: fmt.Sprintf("nested more than %d levels deep", maxDepth)})
 		return nil, false
 	}
-	return r.nodes, true
+	var v any
+	problems.add(Problem{Value: units.Quote(s), Cause: fmt.Sprintf("not JSON: %v", json.Unmarshal([]byte(s), &v))})
+	return nil, false
 }
 
-// reader walks text that json.Valid has accepted, so it need not check the grammar again.
+// reader takes what json.Valid does, but for what is nested too deep. It leaves to encoding/json what escapes, numbers and
+// names may look like.
 type reader struct {
 	s     string
 	i     int
 	nodes tree
-	deep  bool
+	bad   bool // s can't be read, and what is in nodes means nothing
 }
 
+// next skips space and gives the byte behind, 0 at the end.
 func (r *reader) next() byte {
-	for {
-		switch r.s[r.i] {
-		case ' ', '\t', '\r', '\n', ',', ':':
-			r.i++
+	for ; r.i < len(r.s); r.i++ {
+		switch c := r.s[r.i]; c {
+		case ' ', '\t', '\r', '\n':
 		default:
-			return r.s[r.i]
+			return c
 		}
 	}
+	return 0
+}
+
+func (r *reader) take(c byte) bool {
+	ok := r.next() == c
+	if ok {
+		r.i++
+	}
+	return ok
 }
 
 func (r *reader) value(key string, depth int) {
-	if depth > maxDepth {
-		r.deep = true
-	}
-	if r.deep {
+	r.bad = r.bad || depth > maxDepth
+	if r.bad {
 		return
 	}
 	at := len(r.nodes)
 	r.nodes = append(r.nodes, node{key: key})
 	switch c := r.next(); c {
 	case '{', '[':
-		size := 0
-		for r.i++; !r.deep && r.next() != c+2; size++ { // in ASCII the closing one is two after the opening one
+		r.i++
+		size, end := 0, c+2 // in ASCII the closing one is two after the opening one
+		for done := r.take(end); !done; size++ {
 			member := ""
 			if c == '{' {
 				member = r.str()
+				r.bad = r.bad || !r.take(':')
 			}
 			r.value(member, depth+1)
+			done = r.take(end)
+			if r.bad = r.bad || !done && !r.take(','); r.bad {
+				return
+			}
 		}
-		r.i++
 		r.nodes[at].kind, r.nodes[at].size = isArray, size
 		if c == '{' {
 			r.nodes[at].kind = isObject
@@ -122,7 +180,9 @@ func (r *reader) value(key string, depth int) {
 		for r.i < len(r.s) && strings.IndexByte(" \t\r\n,]}", r.s[r.i]) < 0 {
 			r.i++
 		}
-		r.nodes[at].text = r.s[start:r.i]
+		text := r.s[start:r.i]
+		r.bad = !json.Valid([]byte(text))
+		r.nodes[at].text = text
 		switch c {
 		case 'n':
 			r.nodes[at].kind = isNull
@@ -136,21 +196,31 @@ func (r *reader) value(key string, depth int) {
 }
 
 func (r *reader) str() string {
-	r.next()
+	if !r.take('"') {
+		r.bad = true
+		return ""
+	}
 	start, escaped := r.i, false
-	for r.i++; r.s[r.i] != '"'; r.i++ {
-		if r.s[r.i] == '\\' {
+	for ; r.i < len(r.s) && r.s[r.i] != '"'; r.i++ {
+		switch c := r.s[r.i]; {
+		case c == '\\':
 			escaped = true
 			r.i++
+		case c < ' ':
+			r.bad = true
 		}
+	}
+	if r.i >= len(r.s) {
+		r.bad = true
+		return ""
 	}
 	r.i++
 	if !escaped {
-		return r.s[start+1 : r.i-1]
+		return r.s[start : r.i-1]
 	}
 	var s string
-	if err := json.Unmarshal([]byte(r.s[start:r.i]), &s); err != nil {
-		return r.s[start:r.i] // not reached after json.Valid
+	if err := json.Unmarshal([]byte(r.s[start-1:r.i]), &s); err != nil {
+		r.bad = true
 	}
 	return s
 }

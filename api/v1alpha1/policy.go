@@ -3,7 +3,6 @@ package v1alpha1
 import (
 	"bytes"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,8 +44,7 @@ func ParsePolicy(data []byte) (QoSPolicy, error) {
 		return QoSPolicy{}, problems
 	}
 	p.APIVersion, p.Kind = "", "" // these two have no default
-	var root *path
-	decode(root, t, 0, reflect.ValueOf(&p).Elem(), &problems)
+	decode(t, 0, &p, &problems)
 	if t[0].kind != isObject {
 		return QoSPolicy{}, problems
 	}

@@ -11,12 +11,13 @@ import (
 
 // Policy is a compiled QoSPolicySpec. It never changes, so any number of goroutines may use it.
 type Policy struct {
-	spec     v1alpha1.QoSPolicySpec // as it was compiled
-	tiers    map[v1alpha1.Tier]tierPolicy
-	rules    []rule
-	aliases  []alias
-	batch    bool // whether v1alpha1.AliasKoordinatorBatch is read
-	reserved units.CPUMask
+	spec         v1alpha1.QoSPolicySpec // as it was compiled
+	tiers        map[v1alpha1.Tier]tierPolicy
+	rules        []rule
+	aliases      []alias
+	batch        bool // whether v1alpha1.AliasKoordinatorBatch is read
+	reserved     units.CPUMask
+	reservedList string // for messages
 }
 
 // tierPolicy is a TierPolicy with the paths by which its settings are explained.
@@ -54,11 +55,12 @@ func Compile(spec v1alpha1.QoSPolicySpec) (*Policy, error) {
 		return nil, fmt.Errorf("compile policy: reservedCPUs: %w", err)
 	}
 	p := &Policy{
-		spec:     spec,
-		tiers:    make(map[v1alpha1.Tier]tierPolicy, len(spec.Tiers)),
-		aliases:  aliases(spec.Aliases),
-		batch:    on(spec.Aliases.Koordinator),
-		reserved: reserved,
+		spec:         spec,
+		tiers:        make(map[v1alpha1.Tier]tierPolicy, len(spec.Tiers)),
+		aliases:      aliases(spec.Aliases),
+		batch:        on(spec.Aliases.Koordinator),
+		reserved:     reserved,
+		reservedList: cutList(&reserved),
 	}
 	p.spec.Tiers = make(map[v1alpha1.Tier]v1alpha1.TierPolicy, len(spec.Tiers))
 	for t, tp := range spec.Tiers {

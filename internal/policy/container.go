@@ -13,7 +13,7 @@ func (p *Policy) Container(n Node, pod Pod, c Container) Decision {
 	w := p.identify(pod)
 	d := deciding{
 		Decision: Decision{Tier: w.tier, Source: w.source, Notes: w.notes, Refusal: w.refusal},
-		node:     &n, wishes: &w.wishes, level: LevelContainer,
+		node:     n, wishes: w.wishes, level: LevelContainer,
 	}
 	if w.tier == v1alpha1.None || w.refusal != nil {
 		return d.Decision
@@ -45,8 +45,8 @@ func (p *Policy) Container(n Node, pod Pod, c Container) Decision {
 // deciding is a decision under way.
 type deciding struct {
 	Decision
-	node   *Node
-	wishes *wishes
+	node   Node
+	wishes wishes
 	tp     tierPolicy
 	level  Level
 
@@ -64,7 +64,7 @@ func (d *deciding) put(s Setting) {
 	}
 	s.Level, s.Inert = d.level, f.Inert
 	if d.Settings == nil {
-		d.Settings = make([]Setting, 0, 8)
+		d.Settings = make([]Setting, 0, 6)
 	}
 	d.Settings = append(d.Settings, s)
 }
@@ -161,7 +161,7 @@ func (d *deciding) cpuset(p *Policy, c *Container) {
 	if asked == "" {
 		if pool != online {
 			d.put(Setting{Knob: CPUSetCPUs, Value: pool.String(), Rule: "reservedCPUs",
-				Reason: "the pool of tier " + string(d.Tier) + ": all online CPUs but the reserved " + cutList(&p.reserved)})
+				Reason: "the pool of tier " + string(d.Tier) + ": all online CPUs but the reserved " + p.reservedList})
 		}
 		return
 	}

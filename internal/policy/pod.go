@@ -15,7 +15,7 @@ func (p *Policy) Pod(n Node, pod Pod, containers []Container) Decision {
 	w := p.identify(pod)
 	d := deciding{
 		Decision: Decision{Tier: w.tier, Source: w.source, Notes: w.notes, Refusal: w.refusal},
-		node:     &n, wishes: &w.wishes, level: LevelPod,
+		node:     n, wishes: w.wishes, level: LevelPod,
 	}
 	if w.tier == v1alpha1.None || w.refusal != nil {
 		return d.Decision

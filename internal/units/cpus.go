@@ -40,9 +40,11 @@ type CPUMask [(MaxCPU + 1) / 64]uint64
 // CPUMaskOf is c without CPUs that can't be.
 func CPUMaskOf(c cpuset.CPUSet) CPUMask {
 	var m CPUMask
-	for _, n := range c.UnsortedList() {
-		if n >= 0 && n <= MaxCPU {
+	// The lists that c gives are copies, and cost more than asking for each.
+	for n, found := 0, 0; n <= MaxCPU && found < c.Size(); n++ {
+		if c.Contains(n) {
 			m[n/64] |= 1 << (n % 64)
+			found++
 		}
 	}
 	return m
@@ -124,32 +126,38 @@ func (m *CPUMask) Set() cpuset.CPUSet {
 	return cpuset.New(out...)
 }
 
-func (m *CPUMask) has(n int) bool { return m[n/64]>>(n%64)&1 == 1 }
+// next is the first CPU from n on that is in m, or that is not; MaxCPU+1 if there is none.
+func (m *CPUMask) next(n int, in bool) int {
+	for w := n / 64; w < len(m); w++ {
+		word := m[w]
+		if !in {
+			word = ^word
+		}
+		if w == n/64 {
+			word &= ^uint64(0) << (n % 64)
+		}
+		if word != 0 {
+			return w*64 + bits.TrailingZeros64(word)
+		}
+	}
+	return MaxCPU + 1
+}
 
 // String is the CPU list: "0-3,8".
 func (m *CPUMask) String() string {
 	var buf [64]byte
 	b := buf[:0]
-	for n := 0; n <= MaxCPU; n++ {
-		if n%64 == 0 && m[n/64] == 0 {
-			n += 63
-			continue
-		}
-		if !m.has(n) {
-			continue
-		}
-		first := n
-		for n < MaxCPU && m.has(n+1) {
-			n++
-		}
+	for first := m.next(0, true); first <= MaxCPU; {
 		if len(b) > 0 {
 			b = append(b, ',')
 		}
 		b = strconv.AppendInt(b, int64(first), 10)
-		if n > first {
+		end := m.next(first, false)
+		if last := end - 1; last > first {
 			b = append(b, '-')
-			b = strconv.AppendInt(b, int64(n), 10)
+			b = strconv.AppendInt(b, int64(last), 10)
 		}
+		first = m.next(end, true)
 	}
 	return string(b)
 }
