@@ -39,6 +39,9 @@ func BenchmarkCall(b *testing.B) {
 		{"relay-nohook", relayed("none", nil)},
 		{"relay-unhooked", relayed("unhooked", unhooked)},
 		{"relay-same", relayed("same", func(string) *Call { return &Call{Request: same, Response: same} })},
+		{"relay-inline", relayed("inline", func(string) *Call {
+			return &Call{InlineRequest: true, InlineResponse: true, Request: grow, Response: grow}
+		})},
 		{"relay-changed", relayed("changed", func(string) *Call { return &Call{Request: grow, Response: grow} })},
 		{"relay-message", relayed("message", func(string) *Call { return &Call{Message: message} })},
 		{"twin", newClient(b, newTwin(b, dir+"/b"), 0, false)},

@@ -23,14 +23,16 @@ func TestBadCallbacksCostNothing(t *testing.T) {
 	hang := make(chan struct{})
 	t.Cleanup(func() { close(hang) })
 	for _, bad := range []struct {
-		name string
-		f    func()
-		kind EventKind
+		name   string
+		f      func()
+		kind   EventKind
+		inline bool
 	}{
-		{"panic", func() { panic("boom") }, EventHookPanicked},
-		{"nil dereference", func() { var p *run; p.over = true }, EventHookPanicked},
-		{"goexit", runtime.Goexit, EventHookPanicked},
-		{"stall", func() { <-hang }, EventHookTimedOut},
+		{"panic", func() { panic("boom") }, EventHookPanicked, false},
+		{"inline panic", func() { panic("boom") }, EventHookPanicked, true},
+		{"nil dereference", func() { var p *run; p.over = true }, EventHookPanicked, false},
+		{"goexit", runtime.Goexit, EventHookPanicked, false},
+		{"stall", func() { <-hang }, EventHookTimedOut, false},
 	} {
 		for _, where := range []string{"request", "response", "message", "hook", "done"} {
 			if (where == "hook" || where == "done") && bad.name != "panic" && bad.name != "nil dereference" {
@@ -39,7 +41,7 @@ func TestBadCallbacksCostNothing(t *testing.T) {
 			t.Run(bad.name+" in "+where, func(t *testing.T) {
 				var dones atomic.Int32
 				hook := func(string) *Call {
-					c := &Call{Done: func(code int) {
+					c := &Call{InlineRequest: bad.inline, InlineResponse: bad.inline, Done: func(code int) {
 						dones.Add(1)
 						if where == "done" {
 							bad.f()

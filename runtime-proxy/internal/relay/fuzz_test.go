@@ -120,10 +120,14 @@ func randomFrames(r *rand.Rand, client bool) string {
 	return b.String()
 }
 
-// fuzzHook is testHook without its pauses.
+// fuzzHook is testHook without its pauses and without chance.
 func fuzzHook(method string) *Call {
 	c := testHook(method)
-	if c != nil && c.Request != nil {
+	if c == nil {
+		return nil
+	}
+	c.InlineRequest, c.InlineResponse = len(method)%2 == 0, len(method)%3 == 0
+	if c.Request != nil {
 		c.Request = func(_ context.Context, m []byte) ([]byte, *Status) { return changeRequest(m) }
 	}
 	return c

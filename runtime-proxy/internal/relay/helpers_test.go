@@ -164,13 +164,14 @@ func changeMessage(m []byte) []byte {
 	return m
 }
 
-// testHook hooks by the name of the method: Hook both ways, HookReq, HookResp, HookStream each message.
+// testHook hooks by the name of the method: Hook both ways, HookReq, HookResp, HookStream each message; half of the calls
+// inline.
 func testHook(method string) *Call {
 	name, ok := strings.CutPrefix(method, "/t.T/Hook")
 	if !ok {
 		return nil
 	}
-	c := &Call{}
+	c := &Call{InlineRequest: rand.IntN(2) == 0, InlineResponse: rand.IntN(2) == 0}
 	if name == "" || name == "Req" || name == "Stream" {
 		c.Request = func(ctx context.Context, m []byte) ([]byte, *Status) {
 			if len(m) >= header && m[3]&3 == 1 {

@@ -179,7 +179,15 @@ func (d *direction) advance(st *stream, h *half) {
 			if other := st.half[d.back.index]; !d.isUp() && other != nil && other.busy {
 				break
 			}
-			if d.start(st, h, it.data) {
+			if d.inline(st.call) && len(it.data) <= maxInline {
+				before := len(it.data)
+				var s *Status
+				if it.data, s = d.runInline(st, it.data); s != nil {
+					d.p.refuse(st, s)
+					return
+				}
+				d.keep(h, len(it.data)-before)
+			} else if d.start(st, h, it.data) {
 				break
 			}
 			it.callback = false
@@ -222,8 +230,55 @@ func (d *direction) start(st *stream, h *half, raw []byte) bool {
 	r := &run{d: d, st: st, h: h, raw: raw, cancel: cancel}
 	r.timer = time.AfterFunc(p.CallbackTimeout, r.timeout)
 	p.tasks++
-	go r.do(ctx, cb)
+	p.work(func() { r.do(ctx, cb) })
 	return true
+}
+
+// work runs f in a goroutine. A few of them stay for the next f, since their stacks have grown by then, which costs
+// more than most callbacks do.
+func (p *pair) work(f func()) {
+	select {
+	case p.jobs <- f:
+		return
+	default:
+	}
+	go func() {
+		for {
+			f()
+			if p.waiting.Add(1) > maxWaiting {
+				p.waiting.Add(-1)
+				return
+			}
+			select {
+			case f = <-p.jobs:
+				p.waiting.Add(-1)
+			case <-p.ctx.Done():
+				return
+			}
+		}
+	}()
+}
+
+// runInline runs the callback for the message raw at once. One that panics leaves its message as it was.
+func (d *direction) runInline(st *stream, raw []byte) (msg []byte, s *Status) {
+	defer func() {
+		if v := recover(); v != nil {
+			d.p.observe(EventHookPanicked, st.method, &PanicError{Value: v, Stack: debug.Stack()})
+			msg, s = raw, nil
+		}
+	}()
+	out, s := d.callback(st.call)(st.ctx, raw[prefixBytes:])
+	if s != nil {
+		return nil, s
+	}
+	return frameMessage(raw, out), nil
+}
+
+func (d *direction) inline(c *Call) bool {
+	if d.isUp() {
+		return c.InlineRequest
+	}
+	return c.InlineResponse
 }
 
 // callback gives the callbacks one form.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,6 +16,8 @@ const (
 	drainLimit = 10 * time.Second
 	// pingLimit bounds the wait for the ACK of the PING between the two GOAWAYs of a drain.
 	pingLimit = 2 * time.Second
+	// maxWaiting is how many goroutines of a connection wait for callbacks to run.
+	maxWaiting = 2
 )
 
 // pingGuard decides which PINGs of the client reach the backend. grpc-go clients send one for each round trip in which
@@ -74,6 +77,9 @@ type pair struct {
 
 	pings pingGuard
 
+	jobs    chan func()  // to goroutines that wait for a callback to run
+	waiting atomic.Int32 // how many do
+
 	tasks int           // running goroutines, but for the readers
 	over  bool          // none may start any more
 	idle  chan struct{} // closed when over and tasks is 0
@@ -84,7 +90,7 @@ type pair struct {
 
 func newPair(ctx context.Context, s *shared, client, backend net.Conn) *pair {
 	p := &pair{
-		shared: s, streams: map[uint32]*stream{}, idle: make(chan struct{}),
+		shared: s, streams: map[uint32]*stream{}, idle: make(chan struct{}), jobs: make(chan func()),
 		lastGoAway: maxStreamID, acceptID: maxStreamID,
 	}
 	p.ctx, p.cancel = context.WithCancel(ctx)
@@ -133,14 +139,14 @@ func (p *pair) spawn(f func()) {
 		return
 	}
 	p.tasks++
-	go func() {
+	p.work(func() {
 		defer func() {
 			p.mu.Lock()
 			p.taskDone()
 			p.mu.Unlock()
 		}()
 		f()
-	}()
+	})
 }
 
 func (p *pair) taskDone() {
