@@ -93,7 +93,7 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 
 	listed := map[string]bool{}
 	parents := map[string]string{} // of pods, by UID
-	var found []*container
+	var found, doubted []*container
 	for id := range list.Pods {
 		listed[id] = true
 	}
@@ -104,12 +104,22 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 			continue // known, or its sandbox is gone and the kubelet removes the container
 		}
 		rec, ok := recs[Key{facts.UID, l.Name, l.Attempt}]
-		if ok = ok && (rec.ID == "" || rec.ID == l.ID); ok {
+		birth, born := parseBirth(l.Birth)
+		switch ok = ok && rec.ID == l.ID; {
+		case ok:
 			parents[facts.UID] = rec.Pod.CgroupParent
-		} else if l.Exited {
-			continue
+			found = append(found, asRecorded(rec, l, birth))
+		case born:
+			parents[facts.UID] = birth.CgroupParent
+			c := e.asBorn(facts, l, birth)
+			if e.records.suspect(c.key) {
+				e.doubt(ctx, c)
+				doubted = append(doubted, c)
+			}
+			found = append(found, c)
+		case !l.Exited:
+			found = append(found, e.asFound(ctx, facts, l))
 		}
-		found = append(found, e.identify(ctx, facts, l, rec, ok))
 	}
 	running := map[string]bool{}
 	for _, l := range list.Containers {
@@ -118,6 +128,7 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 
 	var then []func(context.Context)
 	var stale []Key
+	var unknown []Record
 	var work []podWork
 	restart := map[string][]policy.Setting{}
 	if err := e.query(ctx, func(s *state) {
@@ -152,7 +163,7 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 			}
 		}
 		for _, c := range found {
-			have := s.containers[c.key]
+			have := s.get(c.key)
 			switch {
 			case have != nil && have.id == "": // its creation is under way, or we were not told of its end
 				next := *have
@@ -161,14 +172,17 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 			case have != nil && (have.id == c.id || listed[have.id] || !before[have.id]):
 				continue
 			}
-			s.containers[c.key], s.ids[c.id] = c, c.key
+			s.put(c)
 			e.show(c)
+			if slices.Contains(doubted, c) {
+				unknown = append(unknown, c.record(s.podOf(c)))
+			}
 			if rest := e.afterStart(c); running[c.id] && len(rest) > 0 {
 				restart[c.id] = rest
 			}
 		}
 		for k, rec := range recs {
-			if c := s.containers[k]; c == nil || rec.ID != "" && c.id != "" && c.id != rec.ID {
+			if c := s.get(k); c == nil || c.id != "" && c.id != rec.ID {
 				stale = append(stale, k)
 			}
 		}
@@ -181,6 +195,10 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 	for _, k := range stale {
 		e.forget(k)
 	}
+	for _, r := range unknown { // or the next restart would take their birth records for the last word
+		e.remember(r)
+	}
+	e.records.lost = false
 	for _, f := range then {
 		f(ctx)
 	}
@@ -200,31 +218,58 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 	return nil
 }
 
-// identify tells what is known of a container that was made before us.
-func (e *Engine) identify(ctx context.Context, facts policy.Pod, l Listed, rec Record, recorded bool) *container {
-	c := &container{key: Key{facts.UID, l.Name, l.Attempt}, id: l.ID, sandboxID: l.SandboxID, state: policy.Adopted}
-	if recorded {
-		c.state, c.asked, c.decision, c.changed, c.unweighted = rec.State, rec.Asked, rec.Decision, rec.Changed, rec.Unweighted
-		return c
+func (l Listed) container(podUID string, st policy.State) *container {
+	return &container{key: Key{podUID, l.Name, l.Attempt}, id: l.ID, sandboxID: l.SandboxID, state: st}
+}
+
+// asRecorded is a container that was updated since it was made.
+func asRecorded(rec Record, l Listed, birth Birth) *container {
+	c := l.container(rec.Key.PodUID, rec.State)
+	c.asked, c.decision, c.changed, c.unweighted = rec.Asked, rec.Decision, rec.Changed, rec.Unweighted
+	if c.asked == nil {
+		c.born = &birth.Asked
 	}
-	birth, born := parseBirth(l.Birth)
+	return c
+}
+
+// asBorn is a container of ours that was not updated since it was made.
+func (e *Engine) asBorn(facts policy.Pod, l Listed, birth Birth) *container {
+	c := l.container(facts.UID, policy.Managed)
+	c.asked, c.decision, c.changed = &birth.Asked, birth.decision(), true
+	c.unweighted = birth.Asked.CPUShares == nil || unsetsWeight(c.decision)
+	// Decided again it has its reasons too, unless policy or pod have changed.
+	d := e.policy.Load().policy.Container(e.cfg.Node, birth.parent(facts), policy.Container{Name: l.Name, State: policy.Managed, Asked: birth.Asked})
+	if d.Refusal == nil && birth.agrees(d) {
+		c.decision = d
+	}
+	return c
+}
+
+// doubt is for a container of ours whose record is lost, if it had one. What was asked since its birth is not known, so its
+// status passes through until the next update. Stored shares tell that it was released since, or was not made by us.
+func (e *Engine) doubt(ctx context.Context, c *container) {
+	c.asked, c.born = nil, c.asked
+	spec, err := e.cfg.Runtime.Spec(ctx, c.id)
+	c.unweighted = err == nil && spec.Resources.CPUShares == nil
+	if err != nil {
+		c.err = fmt.Sprintf("what the runtime stores is unknown: %v", err)
+	}
+}
+
+// asFound is a container that was made without us.
+func (e *Engine) asFound(ctx context.Context, facts policy.Pod, l Listed) *container {
+	c := l.container(facts.UID, policy.Adopted)
 	tier, source, _ := e.policy.Load().policy.Tier(facts)
 	c.decision = policy.Decision{Tier: tier, Source: source}
-	if tier == v1alpha1.None && !born {
+	if tier == v1alpha1.None {
 		return c
 	}
 	spec, err := e.cfg.Runtime.Spec(ctx, l.ID)
 	if err != nil {
 		c.err = fmt.Sprintf("asked values unknown: %v", err)
+		return c
 	}
-	if born {
-		// What was asked since is lost, so its status passes through until the next update. Stored shares tell that it
-		// was released since, or was not made by us at all.
-		c.state, c.born, c.decision, c.changed = policy.Managed, &birth.Asked, birth.decision(), true
-		c.unweighted = err == nil && spec.Resources.CPUShares == nil
-	} else if err == nil {
-		c.asked = &spec.Resources
-	}
+	c.asked = &spec.Resources
 	return c
 }
 

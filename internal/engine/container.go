@@ -45,12 +45,12 @@ type update struct {
 // Changes says whether the message is to be changed at all.
 func (p Plan) Changes() bool { return len(p.Apply) > 0 || p.Birth != "" }
 
-// Create decides on a container that is about to be made, and writes its record. A decision with a Refusal changes
-// nothing: while decisions are carried out the door refuses the call.
+// Create decides on a container that is about to be made. The birth record in its message is all that is kept of it
+// until its first update. A decision with a Refusal changes nothing: while decisions are carried out the door refuses
+// the call. Reported is to follow once the call is over, and Created or CreateFailed before it.
 func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 	var plan Plan
-	var rec *Record
-	var work podWork
+	var born bool
 	loaded := e.policy.Load()
 	err := e.ask(ctx, func(s *state) func() {
 		d := loaded.policy.Container(e.cfg.Node, c.Pod, policy.Container{Name: c.Name, State: policy.Managed, Asked: c.Asked})
@@ -68,7 +68,7 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 			if d.Refusal != nil && e.Enforcing() {
 				return
 			}
-			s.containers[ctr.key] = ctr
+			s.put(ctr)
 			p := s.pods[c.Pod.UID]
 			if p == nil { // its sandbox was made before us
 				p = newPod(c.Pod)
@@ -77,24 +77,21 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 			if p.facts = c.Pod; p.path == "" {
 				p.path = podPath(c.Pod)
 			}
-			work = e.decidePod(s, p, false)
 			if ctr.changed {
 				plan.Apply = d.Settings
-				r := ctr.record(p)
-				rec = &r
 			}
+			born = ctr.changed
 		}
 	})
 	if err != nil {
 		return Plan{}, err
 	}
-	e.log(plan.Decision, c.Pod, c.Name, "decide container")
-	if rec != nil {
-		plan.Birth = birth(plan.Decision, c.Asked, loaded)
-		e.remember(*rec)
+	e.countBad(plan.Decision)
+	if born {
+		plan.Birth = birth(plan.Decision, c, loaded)
 		e.counts.changed.Add(1)
 	}
-	e.carryOut(work)
+	e.post(func(s *state) func(context.Context) { return e.podChanged(s, c.Pod.UID) })
 	return plan, nil
 }
 
@@ -116,16 +113,31 @@ func (e *Engine) remember(r Record) {
 // forget removes a record.
 func (e *Engine) forget(k Key) { e.outcome("records", k.String(), e.records.remove(k)) }
 
-func birth(d policy.Decision, asked policy.Resources, l *loadedPolicy) string {
-	set := map[string]string{}
+func birth(d policy.Decision, c Creation, l *loadedPolicy) string {
+	set := make(map[string]string, len(d.Settings))
 	for _, s := range d.Settings {
 		set[string(s.Knob)] = s.Value
 	}
-	b, err := json.Marshal(Birth{Tier: string(d.Tier), Asked: asked, Set: set, Policy: l.info.Name, Generation: l.info.Generation})
+	b, err := json.Marshal(Birth{Tier: string(d.Tier), Asked: c.Asked, Set: set, CgroupParent: c.Pod.CgroupParent, Policy: l.info.Name, Generation: l.info.Generation})
 	if err != nil {
 		return "" // strings and numbers always encode
 	}
 	return string(b)
+}
+
+// Reported logs what was decided on a container. It is apart from Create so that no call waits for a line of a log.
+func (e *Engine) Reported(c Creation, p Plan) { e.log(p.Decision, c.Pod, c.Name, "decide container") }
+
+func bad(n policy.Note) bool {
+	return n.Code == policy.NoteBadLabel || n.Code == policy.NoteBadAnnotation
+}
+
+func (e *Engine) countBad(d policy.Decision) {
+	for _, n := range d.Notes {
+		if bad(n) {
+			e.counts.badInput.Add(1)
+		}
+	}
 }
 
 func (e *Engine) log(d policy.Decision, pod policy.Pod, name, msg string) {
@@ -141,9 +153,8 @@ func (e *Engine) log(d policy.Decision, pod policy.Pod, name, msg string) {
 	e.cfg.Log.LogAttrs(context.Background(), level, msg, attrs...)
 	for _, n := range d.Notes {
 		l := slog.LevelDebug
-		if n.Code == policy.NoteBadLabel || n.Code == policy.NoteBadAnnotation {
+		if bad(n) {
 			l = slog.LevelWarn
-			e.counts.badInput.Add(1)
 		}
 		e.cfg.Log.LogAttrs(context.Background(), l, "decision note", slog.String("pod", clip(pod.Namespace)+"/"+clip(pod.Name)),
 			slog.String("container", clip(name)), slog.String("code", string(n.Code)), slog.String("note", n.Message))
@@ -158,14 +169,17 @@ func clip(s string) string {
 	return s
 }
 
-// Created reports that the runtime has made the container. c is what Create was called with, in case that its decision
-// failed: then the container is missed.
-func (e *Engine) Created(c Creation, id string) {
+// Created reports that the runtime has made the container, with what was in its message of the plan; the zero Plan for
+// nothing. c is what Create was called with, in case that its decision failed: then the container is missed.
+func (e *Engine) Created(c Creation, p Plan, id string) {
 	if id == "" {
 		return
 	}
-	e.tell(func(s *state) func(context.Context) {
-		ctr := s.containers[c.Key()]
+	if len(p.Apply) > 0 {
+		e.publish(id, &View{Asked: c.Asked, Settings: p.Apply})
+	}
+	e.post(func(s *state) func(context.Context) {
+		ctr := s.get(c.Key())
 		if ctr == nil || ctr.id != "" && ctr.id != id { // no decision, or one of an earlier container of that name
 			if ctr != nil {
 				e.hide(ctr.id)
@@ -179,13 +193,9 @@ func (e *Engine) Created(c Creation, id string) {
 		}
 		next := *ctr
 		next.id, next.sandboxID = id, c.SandboxID
-		s.containers[next.key], s.ids[id] = &next, next.key
+		s.put(&next)
 		e.show(&next)
-		if !next.changed {
-			return nil
-		}
-		r := next.record(s.podOf(&next))
-		return func(context.Context) { e.remember(r) }
+		return nil
 	})
 }
 
@@ -198,33 +208,26 @@ func (e *Engine) miss(pod policy.Pod, c *container, why string) {
 // Missed reports that a creation passed unmodified though Create had a plan for it. The call that follows is Created or
 // CreateFailed.
 func (e *Engine) Missed(k Key, why string) {
-	e.tell(func(s *state) func(context.Context) {
-		if c := s.containers[k]; c != nil {
+	e.post(func(s *state) func(context.Context) {
+		if c := s.get(k); c != nil {
 			next := *c
 			e.miss(s.podOf(c).facts, &next, why)
-			s.containers[k] = &next
+			s.put(&next)
 			e.hide(next.id)
 		}
-		return func(context.Context) { e.forget(k) }
+		return nil
 	})
 }
 
 // CreateFailed reports that the runtime did not make the container.
 func (e *Engine) CreateFailed(k Key) {
-	e.tell(func(s *state) func(context.Context) {
-		c := s.containers[k]
+	e.post(func(s *state) func(context.Context) {
+		c := s.get(k)
 		if c == nil || c.id != "" {
 			return nil
 		}
 		s.drop(c)
-		var work podWork
-		if p := s.pods[k.PodUID]; p != nil {
-			work = e.decidePod(s, p, false)
-		}
-		return func(context.Context) {
-			e.forget(k)
-			e.apply(work)
-		}
+		return e.podChanged(s, k.PodUID)
 	})
 }
 
@@ -358,7 +361,7 @@ func (e *Engine) Update(ctx context.Context, id string, asks policy.Resources) (
 				r := next.record(p)
 				rec = &r
 			}
-			s.containers[c.key] = next
+			s.put(next)
 			e.show(next)
 		}
 	})
@@ -370,6 +373,7 @@ func (e *Engine) Update(ctx context.Context, id string, asks policy.Resources) (
 		return Plan{}, nil
 	}
 	if rec != nil {
+		e.countBad(plan.Decision)
 		e.log(plan.Decision, pod, rec.Key.Name, "decide update")
 		e.remember(*rec)
 	}
@@ -529,7 +533,7 @@ func (e *Engine) Updated(plan Plan, ok bool) {
 		return
 	}
 	e.tell(func(s *state) func(context.Context) {
-		c := s.containers[u.next.key]
+		c := s.get(u.next.key)
 		if c == nil || c.id != u.next.id {
 			return nil // it was removed meanwhile
 		}
@@ -544,7 +548,7 @@ func (e *Engine) Updated(plan Plan, ok bool) {
 			old := *c.before
 			old.path, old.err = c.path, c.err
 			settings = u.lowered
-			s.containers[old.key] = &old
+			s.put(&old)
 			e.show(&old)
 			if old.changed {
 				r := old.record(s.podOf(&old))
@@ -587,7 +591,7 @@ func (e *Engine) Removed(id string) {
 func (e *Engine) gone(s *state, c *container) func(context.Context) {
 	s.drop(c)
 	e.hide(c.id)
-	_, replaced := s.containers[c.key]
+	replaced := s.get(c.key) != nil
 	var work podWork
 	if p := s.pods[c.key.PodUID]; p != nil {
 		work = e.decidePod(s, p, false)

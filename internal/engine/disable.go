@@ -77,7 +77,7 @@ func (e *Engine) Disable(ctx context.Context) (control.DisableReport, error) {
 // bring some.
 func (e *Engine) held(ctx context.Context) (held []container, pending int, err error) {
 	err = e.query(ctx, func(s *state) {
-		for _, c := range s.containers {
+		for c := range s.all() {
 			switch {
 			case !c.changed:
 			case c.id == "" || c.before != nil:
@@ -123,8 +123,8 @@ func (e *Engine) release(ctx context.Context, c container) (cgroup.Path, error) 
 	c.state, c.changed, c.unweighted, c.decision = policy.Adopted, false, false, policy.Decision{Tier: c.decision.Tier, Source: c.decision.Source}
 	var rec *Record
 	if err := e.query(ctx, func(s *state) {
-		if now := s.containers[c.key]; now != nil && now.id == c.id {
-			s.containers[c.key] = &c
+		if now := s.get(c.key); now != nil && now.id == c.id {
+			s.put(&c)
 			e.hide(c.id)
 			r := c.record(s.podOf(&c))
 			rec = &r

@@ -89,7 +89,7 @@ type Config struct {
 	Cgroups  *cgroup.FS
 	Runtime  Runtime
 	Root     string // "/"; processes are looked up in its proc
-	StateDir string // records of containers; made when missing
+	StateDir string // records of containers; made by Run when missing, the folder above it is not
 	Node     policy.Node
 	Policy   *policy.Policy
 	Info     control.PolicyStatus
@@ -110,7 +110,8 @@ type Engine struct {
 	ops     chan *op
 	policy  atomic.Pointer[loadedPolicy]
 	bypass  atomic.Bool
-	views   atomic.Pointer[map[string]*View] // containers whose message we changed, by ID
+	views   sync.Map     // container ID -> *View, of those whose message we changed
+	viewed  atomic.Int64 // how many there are
 	counts  counts
 	classes chan struct{} // wakes the worker that keeps the class cgroups
 	adopt   chan struct{} // wakes the worker that lists the runtime's containers
@@ -141,7 +142,7 @@ type counts struct {
 type op struct {
 	step    func(*state) (commit func())
 	claimed atomic.Bool
-	done    chan error
+	done    chan error // nil: nobody waits
 }
 
 // New makes an engine. It does no I/O; call Run before any other method is to succeed.
@@ -153,7 +154,6 @@ func New(cfg Config) *Engine {
 		closing: make(chan struct{}), stopped: make(chan struct{}), troubles: map[trouble]control.Degraded{},
 	}
 	e.policy.Store(&loadedPolicy{cfg.Policy, cfg.Info})
-	e.views.Store(&map[string]*View{})
 	e.bypass.Store(cfg.Bypass)
 	return e
 }
@@ -162,6 +162,7 @@ func New(cfg Config) *Engine {
 func (e *Engine) Run(ctx context.Context) error {
 	s := newState()
 	defer close(e.stopped)
+	e.outcome("records", "", e.records.open())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -178,7 +179,12 @@ func (e *Engine) Run(ctx context.Context) error {
 	for {
 		select {
 		case o := <-e.ops:
-			o.done <- e.perform(s, o)
+			switch err := e.perform(s, o); {
+			case o.done != nil:
+				o.done <- err
+			case err != nil:
+				e.Adopt()
+			}
 		case <-ended:
 			return nil
 		}
@@ -289,6 +295,26 @@ func (e *Engine) tell(step func(*state) (then func(ctx context.Context))) {
 			}
 		})
 	case <-e.stopped:
+	}
+}
+
+// post is tell for a caller that waits for nothing. Every step that is handed over later finds this one done.
+func (e *Engine) post(step func(*state) (then func(ctx context.Context))) {
+	o := &op{step: func(s *state) func() {
+		return func() {
+			if then := step(s); then != nil {
+				e.spawn(func() {
+					ctx, cancel := lateContext()
+					defer cancel()
+					then(ctx)
+				})
+			}
+		}
+	}}
+	select {
+	case e.ops <- o:
+	default:
+		e.Adopt()
 	}
 }
 
@@ -438,28 +464,33 @@ type View struct {
 }
 
 // View tells what the kubelet asked for a container whose message we changed; nil for any other.
-func (e *Engine) View(containerID string) *View { return (*e.views.Load())[containerID] }
+func (e *Engine) View(containerID string) *View {
+	v, _ := e.views.Load(containerID)
+	view, _ := v.(*View)
+	return view
+}
 
 // HasViews says whether any container is to be shown to the kubelet other than the runtime shows it.
-func (e *Engine) HasViews() bool { return len(*e.views.Load()) > 0 }
+func (e *Engine) HasViews() bool { return e.viewed.Load() > 0 }
 
 // show publishes what the readers see of a container; the owner goroutine alone calls it.
 func (e *Engine) show(c *container) {
 	if c.id != "" && c.asked != nil && c.changed && len(c.decision.Settings) > 0 {
-		next := maps.Clone(*e.views.Load())
-		next[c.id] = &View{Asked: *c.asked, Settings: c.decision.Settings}
-		e.views.Store(&next)
+		e.publish(c.id, &View{Asked: *c.asked, Settings: c.decision.Settings})
 		return
 	}
 	e.hide(c.id)
 }
 
+func (e *Engine) publish(id string, v *View) {
+	if _, known := e.views.Swap(id, v); !known {
+		e.viewed.Add(1)
+	}
+}
+
 // hide makes a container pass as the runtime shows it; the owner goroutine alone calls it.
 func (e *Engine) hide(id string) {
-	if e.View(id) == nil {
-		return
+	if _, known := e.views.LoadAndDelete(id); known {
+		e.viewed.Add(-1)
 	}
-	next := maps.Clone(*e.views.Load())
-	delete(next, id)
-	e.views.Store(&next)
 }

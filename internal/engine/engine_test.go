@@ -153,12 +153,16 @@ func TestClassSums(t *testing.T) {
 	m.want("/kubepods", "memory.low", "1610612736")
 	m.want("/kubepods/besteffort", "io.weight", "default 10")
 
-	m.e.Removed(id("a"))
-	m.e.PodRemoved("sa")
+	removed := func(name string) {
+		m.rt.Remove(id(name))
+		m.e.Removed(id(name))
+		m.rt.RemovePod("s" + name)
+		m.e.PodRemoved("s" + name)
+	}
+	removed("a")
 	m.want("/kubepods/burstable", "memory.low", "0")
 	m.want("/kubepods", "memory.low", "1073741824")
-	m.e.Removed(id("c"))
-	m.e.PodRemoved("sc")
+	removed("c")
 	m.want("/kubepods/besteffort", "io.weight", "default 100")
 
 	// A process that starts when the last pod is gone withdraws what an earlier one has written.

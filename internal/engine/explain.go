@@ -20,7 +20,7 @@ import (
 func (e *Engine) Containers(ctx context.Context) ([]control.Container, error) {
 	var out []control.Container
 	err := e.query(ctx, func(s *state) {
-		for _, c := range s.containers {
+		for c := range s.all() {
 			out = append(out, c.view(s.podOf(c)))
 		}
 	})
@@ -52,10 +52,8 @@ func (e *Engine) Explain(ctx context.Context, namespace, name string) (out []con
 				continue
 			}
 			found, p = true, *q
-			for k, c := range s.containers {
-				if k.PodUID == uid {
-					ctrs = append(ctrs, c.view(q))
-				}
+			for _, c := range s.containers[uid] {
+				ctrs = append(ctrs, c.view(q))
 			}
 		}
 	}); err != nil || !found {
@@ -171,7 +169,7 @@ func (e *Engine) Status(ctx context.Context) (control.Status, error) {
 	c := &st.Counts
 	c.Containers, c.Tiers = map[policy.State]int{}, map[v1alpha1.Tier]int{}
 	err := e.query(ctx, func(s *state) {
-		for _, ctr := range s.containers {
+		for ctr := range s.all() {
 			c.Containers[ctr.state]++
 			c.Tiers[ctr.decision.Tier]++
 		}

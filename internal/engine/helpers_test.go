@@ -241,7 +241,7 @@ func (m *machine) made(c engine.Creation, plan engine.Plan) cgroup.Path {
 		m.t.Fatal(err)
 	}
 	m.rt.Add(enginetest.Container{ID: id(c.Name), SandboxID: c.SandboxID, Name: c.Name, Attempt: c.Attempt, Birth: plan.Birth, PID: m.pids, Running: true, Resources: c.Asked})
-	m.e.Created(c, id(c.Name))
+	m.e.Created(c, plan, id(c.Name))
 	m.carry(at, plan.Apply)
 	m.e.Started(id(c.Name))
 	return at

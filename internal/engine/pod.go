@@ -40,13 +40,14 @@ func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
 		e.FailedOpen("RunPodSandbox", err)
 		return
 	}
+	e.countBad(work.decision)
 	e.log(work.decision, facts, "", "decide pod")
 	e.carryOut(work)
 }
 
 // PodStarted reports the ID of the sandbox.
 func (e *Engine) PodStarted(facts policy.Pod, sandboxID string) {
-	e.tell(func(s *state) func(context.Context) {
+	e.post(func(s *state) func(context.Context) {
 		s.sandboxes[sandboxID] = facts.UID
 		if s.pods[facts.UID] == nil {
 			s.pods[facts.UID] = newPod(facts)
@@ -216,6 +217,18 @@ func (e *Engine) decidePod(s *state, p *pod, again bool) podWork {
 		p.held[s.Knob] = s.Value
 	}
 	return w
+}
+
+// podChanged decides anew on a pod whose containers have changed, and gives what is to be written because of it.
+func (e *Engine) podChanged(s *state, uid string) func(context.Context) {
+	p := s.pods[uid]
+	if p == nil {
+		return nil
+	}
+	if w := e.decidePod(s, p, false); w.path != "" {
+		return func(context.Context) { e.apply(w) }
+	}
+	return nil
 }
 
 func find(settings []policy.Setting, k policy.Knob) *policy.Setting {

@@ -14,14 +14,16 @@ import (
 	"sync"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/facts/cri"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
 // Record is what is kept of a container across a restart of ours: what the kubelet asked last and what was decided.
-// It is written before the call that it belongs to is forwarded, to a tmpfs, and dies with the boot as cgroups do.
+// It is written before the update that it belongs to is forwarded, to a tmpfs, and dies with the boot as cgroups do. A
+// container that was never updated has none: its birth record tells as much.
 type Record struct {
 	Key        Key               `json:"key"`
-	ID         string            `json:"id,omitempty"` // "" until the runtime has named it
+	ID         string            `json:"id"`
 	State      policy.State      `json:"state"`
 	Pod        RecordedPod       `json:"pod"`
 	Asked      *policy.Resources `json:"asked"`
@@ -40,8 +42,9 @@ const maxRecord = 1 << 20
 
 // records keeps one file a container. Its methods do I/O and may be called by several goroutines.
 type records struct {
-	dir string
-	mu  sync.Mutex // a half written file is nobody else's to clear away
+	dir  string
+	lost bool       // until the runtime's containers were read: those that were updated before may lack their record
+	mu   sync.Mutex // a half written file is nobody else's to clear away
 }
 
 // file is the path of a record. The kubelet's names are DNS labels; anything else is escaped, so that no name leaves
@@ -55,6 +58,19 @@ func (r *records) file(k Key) string {
 	return filepath.Join(r.dir, name+".json")
 }
 
+// open makes the folder. Where there was none the records of an earlier process of ours are lost.
+func (r *records) open() error {
+	err := os.Mkdir(r.dir, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	r.lost = true
+	if err != nil {
+		return fmt.Errorf("make folder of records: %w", err)
+	}
+	return nil
+}
+
 func (r *records) write(rec Record) error {
 	data, err := json.Marshal(rec)
 	if err != nil {
@@ -64,13 +80,7 @@ func (r *records) write(rec Record) error {
 	defer r.mu.Unlock()
 	path := r.file(rec.Key)
 	tmp := path + ".tmp"
-	err = os.WriteFile(tmp, data, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(r.dir, 0o700); err == nil {
-			err = os.WriteFile(tmp, data, 0o600)
-		}
-	}
-	if err == nil {
+	if err = os.WriteFile(tmp, data, 0o600); err == nil {
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
@@ -87,6 +97,15 @@ func (r *records) remove(k Key) error {
 	}
 	return nil
 }
+
+// suspect says that a container without a record may have had one.
+func (r *records) suspect(k Key) bool {
+	_, err := os.Lstat(r.file(k) + setAside)
+	return r.lost || !errors.Is(err, fs.ErrNotExist)
+}
+
+// setAside ends the name of a record that can't be used.
+const setAside = ".bad"
 
 // read gives every record. A file that is none of ours is set aside under a name of its own and reported; the
 // container is then one whose asked values are unknown. A nil map means that nothing could be read at all.
@@ -113,7 +132,7 @@ func (r *records) read() (map[Key]Record, error) {
 			err = fmt.Errorf("read record %s: it is about container %.300q", path, rec.Key.String())
 		}
 		if err != nil {
-			errs = append(errs, err, os.Rename(path, path+".bad"))
+			errs = append(errs, err, os.Rename(path, path+setAside))
 			continue
 		}
 		out[rec.Key] = rec
@@ -164,11 +183,13 @@ func parseRecord(data []byte) (Record, error) {
 // Birth is the JSON of the annotation v1alpha1.AnnotationDecision: what was asked and decided when a container was
 // made. It never changes, since runtimes do not store annotations of updates.
 type Birth struct {
-	Tier       string            `json:"tier"`
-	Asked      policy.Resources  `json:"asked"`
-	Set        map[string]string `json:"set"` // knob -> value
-	Policy     string            `json:"policy"`
-	Generation int               `json:"generation"`
+	Tier  string            `json:"tier"`
+	Asked policy.Resources  `json:"asked"`
+	Set   map[string]string `json:"set"` // knob -> value
+	// CgroupParent of the pod, which runtimes don't list.
+	CgroupParent string `json:"cgroupParent"`
+	Policy       string `json:"policy"`
+	Generation   int    `json:"generation"`
 }
 
 // parseBirth reads a birth record; false for anything but one of ours. A program that makes containers may write what
@@ -189,6 +210,27 @@ func BornView(birth string) *View {
 		return nil
 	}
 	return &View{Asked: b.Asked, Settings: b.decision().Settings}
+}
+
+// parent gives the pod's facts as they were when the container was made: runtimes don't list the cgroup.
+func (b Birth) parent(pod policy.Pod) policy.Pod {
+	if b.CgroupParent != "" {
+		pod.CgroupParent, pod.KubeQoS = b.CgroupParent, cri.KubeQoS(b.CgroupParent)
+	}
+	return pod
+}
+
+// agrees says whether a decision is about the values that were set.
+func (b Birth) agrees(d policy.Decision) bool {
+	if string(d.Tier) != b.Tier || len(d.Settings) != len(b.Set) {
+		return false
+	}
+	for _, s := range d.Settings {
+		if v, ok := b.Set[string(s.Knob)]; !ok || v != s.Value {
+			return false
+		}
+	}
+	return true
 }
 
 // decision gives what a birth record tells of a decision: values without reasons.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -48,15 +49,31 @@ func TestRecordFiles(t *testing.T) {
 	}
 }
 
-// A folder that somebody has removed is made again, and means that there are no records.
+// A folder that is not there at the start means that records are lost. One that is removed later is not made again: at
+// the next start it would hold a part of the records and look whole.
 func TestRecordFolder(t *testing.T) {
 	t.Parallel()
-	r := &records{dir: filepath.Join(t.TempDir(), "gone")}
+	k := Key{PodUID: "u", Name: "n"}
+	dir := filepath.Join(t.TempDir(), "records")
+	r := &records{dir: dir}
+	if err := r.open(); err != nil || !r.suspect(k) {
+		t.Errorf("first start: %v, suspect: %t", err, r.suspect(k))
+	}
+	r = &records{dir: dir}
+	if err := r.open(); err != nil || r.suspect(k) {
+		t.Errorf("second start: %v, suspect: %t", err, r.suspect(k))
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
 	if got, err := r.read(); got == nil || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
-	if err := r.write(Record{State: policy.Managed}); err != nil {
-		t.Error(err)
+	if err := r.write(Record{State: policy.Managed}); err == nil {
+		t.Error("no error")
+	}
+	if err := (&records{dir: filepath.Join(dir, "records")}).open(); err == nil {
+		t.Error("no error without a run directory")
 	}
 }
 

@@ -81,8 +81,8 @@ func (m *machine) spoil(f func(path, text string) error) {
 	}
 }
 
-// A container whose record can't be used has its birth record: what is asked is unknown and shown as it is, until the
-// next update.
+// A container whose record can't be used, or may have been lost, has its birth record alone: what is asked is unknown and
+// shown as it is, until the next update. Another restart does not change that.
 func TestRecords(t *testing.T) {
 	t.Parallel()
 	write := func(change func(string) string) func(path, text string) error {
@@ -92,7 +92,7 @@ func TestRecords(t *testing.T) {
 		spoil func(path, text string) error
 		bad   bool
 	}{
-		"missing":   {func(path, _ string) error { return os.Remove(path) }, false},
+		"all lost":  {func(path, _ string) error { return os.RemoveAll(filepath.Dir(path)) }, false},
 		"empty":     {write(func(string) string { return "" }), true},
 		"truncated": {write(func(s string) string { return s[:len(s)/2] }), true},
 		"null":      {write(func(string) string { return "null" }), true},
@@ -113,7 +113,6 @@ func TestRecords(t *testing.T) {
 			}
 			return os.Mkdir(path, 0o700)
 		}, true},
-		"other id": {write(func(s string) string { return strings.ReplaceAll(s, id("a"), id("zz")) }), false},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -122,22 +121,25 @@ func TestRecords(t *testing.T) {
 			p := m.pod("a", v1alpha1.BE, "/besteffort", v1alpha1.AnnotationBatchResources, batch("a"))
 			m.run(p)
 			m.make(p, "a", asks(2, 0, 0))
+			m.e.Updated(m.update("a", asks(512, 0, 0)), true)
 			m.stop()
 			m.rt.Add(enginetest.Container{ID: id("a"), SandboxID: "sa", Name: "a", Running: true, PID: m.pids, Birth: birthOf(t, m), Resources: policy.Resources{}})
 			m.spoil(c.spoil)
+			for range 2 {
+				m.start()
+				m.adopt()
+				got := m.container("a")
+				if got == nil || got.State != policy.Managed || got.Asked != nil || m.e.View(id("a")) != nil {
+					t.Fatalf("known as %+v, view %+v", got, m.e.View(id("a")))
+				}
+				bad, err := filepath.Glob(filepath.Join(m.state, "*.bad"))
+				if err != nil || (len(bad) == 1) != c.bad {
+					t.Errorf("set aside: %v, %v", bad, err)
+				}
+				m.stop()
+			}
 			m.start()
 			m.adopt()
-			got := m.container("a")
-			if got == nil || got.State != policy.Managed || got.Asked != nil || m.e.View(id("a")) != nil {
-				t.Fatalf("known as %+v, view %+v", got, m.e.View(id("a")))
-			}
-			bad, err := filepath.Glob(filepath.Join(m.state, "*.bad"))
-			if err != nil || (len(bad) == 1) != c.bad {
-				t.Errorf("set aside: %v, %v", bad, err)
-			}
-			if left, _ := filepath.Glob(filepath.Join(m.state, "*.json")); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
 			plan := m.update("a", policy.Resources{CPUSetCPUs: "0"})
 			if v := values(plan.Apply); v[policy.CPUIdle] != "1" || v[policy.CPUWeight] != policy.Unset {
 				t.Errorf("%v", v)
@@ -147,6 +149,50 @@ func TestRecords(t *testing.T) {
 			want.CPUSetCPUs = "0"
 			if v := m.e.View(id("a")); v == nil || cmp.Diff(want, v.Asked) != "" {
 				t.Errorf("view %+v", v)
+			}
+		})
+	}
+}
+
+// A container that was never updated has no record: its birth record says all, after a restart too, with the reasons as
+// long as they lead to the same values.
+func TestBorn(t *testing.T) {
+	t.Parallel()
+	for name, changed := range map[string]bool{"same policy": false, "another policy": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, cgrouptest.V2, nil)
+			p := m.pod("a", v1alpha1.BE, "/besteffort", v1alpha1.AnnotationBatchResources, batch("a"))
+			m.run(p)
+			m.make(p, "a", asks(2, 0, 0))
+			if left, err := os.ReadDir(m.state); err != nil || len(left) > 0 {
+				t.Errorf("records: %v, %v", left, err)
+			}
+			before, view := m.container("a"), m.e.View(id("a"))
+			m.stop()
+			if changed {
+				m.edit = func(c *engine.Config) {
+					c.Policy = compile(t, func(s *v1alpha1.QoSPolicySpec) {
+						be := s.Tiers[v1alpha1.BE]
+						be.CPU.Idle = new(false)
+						s.Tiers[v1alpha1.BE] = be
+					})
+				}
+			}
+			m.start()
+			m.adopt()
+			after, seen := m.container("a"), m.e.View(id("a"))
+			if after == nil || seen == nil || after.State != policy.Managed {
+				t.Fatalf("%+v, view %+v", after, seen)
+			}
+			if d := cmp.Diff(values(view.Settings), values(seen.Settings)) + cmp.Diff(view.Asked, seen.Asked) + cmp.Diff(before.Asked, after.Asked); d != "" {
+				t.Errorf("-before +after:\n%s", d)
+			}
+			if d := cmp.Diff(before.Decision, after.Decision); (d != "") != changed {
+				t.Errorf("decision -before +after:\n%s", d)
+			}
+			if rows, _, err := m.e.Explain(t.Context(), p.Namespace, p.Name); err != nil || len(rows) != 2 || rows[0].Cgroup != p.CgroupParent {
+				t.Errorf("explain: %+v, %v", rows, err)
 			}
 		})
 	}
@@ -176,6 +222,7 @@ func TestStaleRecords(t *testing.T) {
 	m.run(p)
 	m.make(p, "a", asks(2, 0, 0))
 	m.make(p, "b", asks(2, 0, 0))
+	m.e.Updated(m.update("a", asks(3, 0, 0)), true)
 	m.stop()
 	m.rt.Remove(id("a"))
 	m.rt.RemovePod("sa")
@@ -193,7 +240,7 @@ func TestStaleRecords(t *testing.T) {
 	}
 }
 
-// An exited container keeps its record as long as the runtime has it.
+// An exited container of ours is known as long as the runtime has it.
 func TestExitedContainer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, cgrouptest.V2, nil)
@@ -201,7 +248,7 @@ func TestExitedContainer(t *testing.T) {
 	m.run(p)
 	m.make(p, "a", asks(2, 0, 0))
 	m.stop()
-	m.rt.Add(enginetest.Container{ID: id("a"), SandboxID: "sa", Name: "a", Exited: true})
+	m.rt.Add(enginetest.Container{ID: id("a"), SandboxID: "sa", Name: "a", Exited: true, Birth: birthOf(t, m)})
 	m.rt.Add(enginetest.Container{ID: id("b"), SandboxID: "sa", Name: "b", Exited: true})
 	m.start()
 	m.adopt()
@@ -214,7 +261,7 @@ func TestExitedContainer(t *testing.T) {
 	}
 }
 
-// What the runtime had before us gets no idle, with its shares or without.
+// What the runtime had before us gets no idle.
 func TestAdopted(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, cgrouptest.V2, nil)
@@ -223,20 +270,13 @@ func TestAdopted(t *testing.T) {
 	c := container("a", "sa")
 	c.Resources = asks(2, 0, 0)
 	m.rt.Add(c)
-	c = container("b", "sa")
-	c.Birth = `{"tier":"BE","set":{"cpu.idle":"1"}}` // not by us: shares are stored
-	c.Resources = asks(2, 0, 0)
-	m.rt.Add(c)
 	m.adopt()
 	got := m.container("a")
 	if got == nil || got.State != policy.Adopted || got.Asked == nil || *got.Asked.CPUShares != 2 {
 		t.Fatalf("%+v", got)
 	}
-	for _, name := range []string{"a", "b"} {
-		v := values(m.update(name, policy.Resources{CPUSetCPUs: "0"}).Apply)
-		if name == "a" && v[policy.CPUMax] != "200000 100000" || v[policy.CPUIdle] == "1" || v[policy.CPUWeight] == policy.Unset {
-			t.Errorf("%s: %v", name, v)
-		}
+	if v := values(m.update("a", policy.Resources{CPUSetCPUs: "0"}).Apply); v[policy.CPUMax] != "200000 100000" || v[policy.CPUIdle] == "1" || v[policy.CPUWeight] == policy.Unset {
+		t.Errorf("%v", v)
 	}
 }
 
@@ -430,7 +470,7 @@ func TestDisableWaitsForCalls(t *testing.T) {
 	go func() {
 		time.Sleep(200 * time.Millisecond)
 		m.rt.Add(enginetest.Container{ID: id("a"), SandboxID: "sa", Name: "a", Birth: plan.Birth})
-		m.e.Created(c, id("a"))
+		m.e.Created(c, plan, id("a"))
 	}()
 	report, err := m.e.Disable(t.Context())
 	if err != nil || report.Updated != 1 || len(report.Errors) > 0 {
@@ -487,7 +527,7 @@ func TestFaults(t *testing.T) {
 				}
 			})
 			timed("reports", func() {
-				m.e.Created(c, id("b"))
+				m.e.Created(c, engine.Plan{}, id("b"))
 				m.e.Started(id("b"))
 				m.e.PodStarting(t.Context(), p)
 				m.e.PodStarted(p, "sa")
@@ -583,7 +623,7 @@ func TestEndedAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.rt.Add(enginetest.Container{ID: id("a"), SandboxID: "sa", Name: "a", Exited: true, Birth: plan.Birth})
-	m.e.Created(c, id("a"))
+	m.e.Created(c, plan, id("a"))
 	m.e.Started(id("a"))
 	if st := m.status(); len(st.Degraded) > 0 || st.Counts.WriteFails > 0 || m.container("a").Error != "" {
 		t.Errorf("%+v", st)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -26,14 +27,14 @@ func (k Key) String() string { return fmt.Sprintf("%s/%s/%d", k.PodUID, k.Name, 
 // state is what the owner goroutine owns.
 type state struct {
 	now        time.Time
-	pods       map[string]*pod   // by UID
-	sandboxes  map[string]string // sandbox ID -> pod UID
-	containers map[Key]*container
-	ids        map[string]Key // container ID -> key
+	pods       map[string]*pod               // by UID
+	sandboxes  map[string]string             // sandbox ID -> pod UID
+	containers map[string]map[Key]*container // by pod UID; put and drop change it
+	ids        map[string]Key                // container ID -> key
 }
 
 func newState() *state {
-	return &state{pods: map[string]*pod{}, sandboxes: map[string]string{}, containers: map[Key]*container{}, ids: map[string]Key{}}
+	return &state{pods: map[string]*pod{}, sandboxes: map[string]string{}, containers: map[string]map[Key]*container{}, ids: map[string]Key{}}
 }
 
 // pod is a pod that has a sandbox, or is about to get one.
@@ -96,13 +97,41 @@ func (c *container) lastAsked() policy.Resources {
 	return policy.Resources{}
 }
 
+func (s *state) get(k Key) *container { return s.containers[k.PodUID][k] }
+
+// put makes c what is known of its key.
+func (s *state) put(c *container) {
+	of := s.containers[c.key.PodUID]
+	if of == nil {
+		of = map[Key]*container{}
+		s.containers[c.key.PodUID] = of
+	}
+	of[c.key] = c
+	if c.id != "" {
+		s.ids[c.id] = c.key
+	}
+}
+
+// all gives every container, in no order.
+func (s *state) all() iter.Seq[*container] {
+	return func(yield func(*container) bool) {
+		for _, of := range s.containers {
+			for _, c := range of {
+				if !yield(c) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // minID is the least part of a container's ID that names it, as people type it.
 const minID = 8
 
 // byID finds a container by its ID, or by the beginning of one, as runtimes do.
 func (s *state) byID(id string) *container {
 	if k, ok := s.ids[id]; ok {
-		return s.containers[k]
+		return s.get(k)
 	}
 	if len(id) < minID {
 		return nil
@@ -113,7 +142,7 @@ func (s *state) byID(id string) *container {
 			if found != nil {
 				return nil
 			}
-			found = s.containers[k]
+			found = s.get(k)
 		}
 	}
 	return found
@@ -131,8 +160,8 @@ func (s *state) podOf(c *container) *pod {
 // of which nothing is known counts as one that asked for nothing: it has no quota of its own, say.
 func (s *state) facts(uid string) []policy.Container {
 	newest := map[string]*container{}
-	for k, c := range s.containers {
-		if k.PodUID == uid && (newest[k.Name] == nil || newest[k.Name].key.Attempt < k.Attempt) {
+	for k, c := range s.containers[uid] {
+		if newest[k.Name] == nil || newest[k.Name].key.Attempt < k.Attempt {
 			newest[k.Name] = c
 		}
 	}
@@ -149,8 +178,11 @@ func (s *state) drop(c *container) {
 	if s.ids[c.id] == c.key {
 		delete(s.ids, c.id)
 	}
-	if now := s.containers[c.key]; now != nil && now.id == c.id {
-		delete(s.containers, c.key)
+	if now := s.get(c.key); now != nil && now.id == c.id {
+		of := s.containers[c.key.PodUID]
+		if delete(of, c.key); len(of) == 0 {
+			delete(s.containers, c.key.PodUID)
+		}
 	}
 }
 

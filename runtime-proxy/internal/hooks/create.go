@@ -23,13 +23,15 @@ type creation struct {
 
 	mu    sync.Mutex
 	c     engine.Creation
-	asked bool // the engine was asked, and is to hear the end
-	back  bool // request has returned
+	plan  *engine.Plan // what the engine has answered
+	sent  bool         // and it is in the message
+	asked bool         // the engine was asked, and is to hear the end
+	back  bool         // request has returned
 }
 
 func (h *Hooks) createContainer() *relay.Call {
 	k := &creation{h: h}
-	return &relay.Call{Request: k.request, Response: k.response, Done: k.done}
+	return &relay.Call{Request: k.request, Response: k.response, InlineResponse: true, Done: k.done}
 }
 
 var (
@@ -77,6 +79,9 @@ func (k *creation) request(ctx context.Context, msg []byte) ([]byte, *relay.Stat
 	if err != nil {
 		return msg, h.failed("CreateContainer", c.Pod, err)
 	}
+	k.mu.Lock()
+	k.plan = &plan
+	k.mu.Unlock()
 	if r := plan.Decision.Refusal; r != nil && h.engine.Enforcing() {
 		h.engine.Refused()
 		return msg, refusal(r.Key, r.Message)
@@ -92,6 +97,9 @@ func (k *creation) request(ctx context.Context, msg []byte) ([]byte, *relay.Stat
 		k.miss(err)
 		return msg, h.failed("CreateContainer", c.Pod, err)
 	}
+	k.mu.Lock()
+	k.sent = true
+	k.mu.Unlock()
 	return out, nil
 }
 
@@ -112,8 +120,7 @@ func (k *creation) change(create *wire.Create, plan engine.Plan) ([]byte, error)
 	return create.Write(v1alpha1.AnnotationDecision, plan.Birth)
 }
 
-// miss tells the engine that its plan did not reach the runtime. A request that comes back late tells it again, since
-// the engine may have written a record meanwhile.
+// miss tells the engine that its plan did not reach the runtime.
 func (k *creation) miss(why error) {
 	k.mu.Lock()
 	c := k.c
@@ -141,12 +148,28 @@ func (k *creation) response(_ context.Context, msg []byte) ([]byte, *relay.Statu
 	case !back:
 		k.miss(errLate)
 	}
-	k.h.engine.Created(c, res.GetContainerId())
+	k.h.engine.Created(c, k.applied(), res.GetContainerId())
 	return msg, nil
+}
+
+// applied is the plan that is in the message.
+func (k *creation) applied() engine.Plan {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.sent {
+		return engine.Plan{}
+	}
+	return *k.plan
 }
 
 func (k *creation) done(code int) {
 	c, asked, _ := k.settle()
+	k.mu.Lock()
+	plan := k.plan
+	k.mu.Unlock()
+	if plan != nil {
+		k.h.engine.Reported(c, *plan)
+	}
 	if !asked {
 		return
 	}

@@ -66,9 +66,9 @@ func (h *Hooks) For(method string) *relay.Call {
 	case containerStatus:
 		return h.containerStatus()
 	case getContainerEvents:
-		return &relay.Call{Message: h.event}
+		return &relay.Call{Message: h.event, InlineResponse: true}
 	case podSandboxStatus:
-		return &relay.Call{Response: h.sandboxStatus}
+		return &relay.Call{Response: h.sandboxStatus, InlineResponse: true}
 	case removeContainer:
 		return whenOK(h.engine.Removed)
 	case runPodSandbox:
@@ -114,6 +114,7 @@ func refusal(key, why string) *relay.Status {
 func whenOK(report func(id string)) *relay.Call {
 	var id string
 	return &relay.Call{
+		InlineRequest: true,
 		Request: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
 			id = firstString(msg)
 			return msg, nil
@@ -204,6 +205,7 @@ func (h *Hooks) runPodSandbox() *relay.Call {
 			h.engine.PodStarting(ctx, p)
 			return msg, nil
 		},
+		InlineResponse: true,
 		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
 			var res runtimeapi.RunPodSandboxResponse
 			if h.decode(msg, &res) && res.GetPodSandboxId() != "" {

@@ -606,32 +606,26 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// slowLog makes what is logged take long, which is a stall behind a decision.
-type slowLog struct {
-	slog.Handler
-	slow *atomic.Bool
-}
-
-func (l slowLog) Enabled(context.Context, slog.Level) bool { return true }
-
-func (l slowLog) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == "decide container" && l.slow.Load() {
-		time.Sleep(700 * time.Millisecond)
-	}
-	return nil
-}
-
 // The relay gives a callback up: the message passes unmodified, and the engine learns that its plan did not count.
 func TestCallbackTimeoutIsMissed(t *testing.T) {
 	t.Parallel()
 	var slow atomic.Bool
-	slow.Store(true)
-	d := newDoor(t, options{timeout: 300 * time.Millisecond, engine: func(c *engine.Config) { c.Log = slog.New(slowLog{slog.DiscardHandler, &slow}) }})
+	d := newDoor(t, options{timeout: 300 * time.Millisecond, engine: func(c *engine.Config) {
+		c.DecisionBudget = time.Minute
+		c.Clock = func() time.Time {
+			if slow.Load() {
+				time.Sleep(700 * time.Millisecond)
+			}
+			return time.Now()
+		}
+	}})
 	d.answerWith("CreateContainer", &runtimeapi.CreateContainerResponse{ContainerId: ctrID})
 	msg := encode(t, create(sandbox("BE")))
+	slow.Store(true)
 	if _, err := d.call("CreateContainer", msg); err != nil || !bytes.Equal(d.last("CreateContainer"), msg) {
 		t.Fatalf("%v", err)
 	}
+	slow.Store(false)
 	d.eventually("the container is missed", func() bool {
 		c := d.container("app")
 		return c != nil && c.State == policy.Missed && c.ID == ctrID

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -21,6 +22,7 @@ const fullID = 64
 func (h *Hooks) containerStatus() *relay.Call {
 	var id string
 	return &relay.Call{
+		InlineRequest: true, InlineResponse: true,
 		Request: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
 			id = firstString(msg)
 			return msg, nil
@@ -46,7 +48,7 @@ func (h *Hooks) event(_ context.Context, msg []byte) []byte {
 // newborn makes the event of a creation show what the kubelet asked for: the runtime tells of a container before it
 // answers CreateContainer, so the engine may not know its ID. Nothing was asked since, so its birth record holds.
 func (h *Hooks) newborn(msg []byte) []byte {
-	if !bytes.Contains(msg, []byte(v1alpha1.AnnotationDecision)) {
+	if !isCreation(msg) || !bytes.Contains(msg, []byte(v1alpha1.AnnotationDecision)) {
 		return msg
 	}
 	var ev runtimeapi.ContainerEventResponse
@@ -73,6 +75,28 @@ func (h *Hooks) newborn(msg []byte) []byte {
 		return msg
 	}
 	return out
+}
+
+// isCreation says whether a ContainerEventResponse may be of type CONTAINER_CREATED_EVENT. That is 0, which is not on the
+// wire; whoever decodes the message has the last word.
+func isCreation(msg []byte) bool {
+	const numType = 2 // ContainerEventResponse.container_event_type
+	for len(msg) > 0 {
+		num, typ, tag := protowire.ConsumeTag(msg)
+		if tag < 0 {
+			break
+		}
+		if num == numType && typ == protowire.VarintType {
+			v, n := protowire.ConsumeVarint(msg[tag:])
+			return n > 0 && v == uint64(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+		}
+		n := protowire.ConsumeFieldValue(num, typ, msg[tag:])
+		if n < 0 {
+			break
+		}
+		msg = msg[tag+n:]
+	}
+	return true
 }
 
 // sandboxStatus: with evented PLEG the runtime puts the statuses of the pod's containers into it.

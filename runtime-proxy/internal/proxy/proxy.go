@@ -226,9 +226,6 @@ func (d *door) build(back string) (c *core, why string, err error) {
 		return nil, "", err
 	}
 	records := filepath.Join(d.cfg.RunDir, "records")
-	if err := os.MkdirAll(records, 0o700); err != nil {
-		return nil, "", fmt.Errorf("make folder of records: %w", err)
-	}
 	version := facts.Node.CgroupVersion
 	b, err := backend.New("unix://"+back, version)
 	if err != nil {
