@@ -50,6 +50,7 @@ func (p Plan) Changes() bool { return len(p.Apply) > 0 || p.Birth != "" }
 // the call. Reported is to follow once the call is over, and Created or CreateFailed before it.
 func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 	var plan Plan
+	var work podWork
 	var born bool
 	loaded := e.policy.Load()
 	err := e.ask(ctx, func(s *state) func() {
@@ -77,6 +78,7 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 			if p.facts = c.Pod; p.path == "" {
 				p.path = podPath(c.Pod)
 			}
+			work = e.decidePod(s, p, false)
 			if ctr.changed {
 				plan.Apply = d.Settings
 			}
@@ -91,7 +93,7 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 		plan.Birth = birth(plan.Decision, c, loaded)
 		e.counts.changed.Add(1)
 	}
-	e.post(func(s *state) func(context.Context) { return e.podChanged(s, c.Pod.UID) })
+	e.carryOut(work)
 	return plan, nil
 }
 
@@ -227,7 +229,12 @@ func (e *Engine) CreateFailed(k Key) {
 			return nil
 		}
 		s.drop(c)
-		return e.podChanged(s, k.PodUID)
+		p := s.pods[k.PodUID]
+		if p == nil {
+			return nil
+		}
+		work := e.decidePod(s, p, false)
+		return func(context.Context) { e.apply(work) }
 	})
 }
 

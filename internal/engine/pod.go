@@ -219,18 +219,6 @@ func (e *Engine) decidePod(s *state, p *pod, again bool) podWork {
 	return w
 }
 
-// podChanged decides anew on a pod whose containers have changed, and gives what is to be written because of it.
-func (e *Engine) podChanged(s *state, uid string) func(context.Context) {
-	p := s.pods[uid]
-	if p == nil {
-		return nil
-	}
-	if w := e.decidePod(s, p, false); w.path != "" {
-		return func(context.Context) { e.apply(w) }
-	}
-	return nil
-}
-
 func find(settings []policy.Setting, k policy.Knob) *policy.Setting {
 	for i := range settings {
 		if settings[i].Knob == k {
