@@ -390,6 +390,9 @@ func (e *Engine) Tier(pod policy.Pod) v1alpha1.Tier {
 	return t
 }
 
+// CgroupVersion is 1 or 2.
+func (e *Engine) CgroupVersion() int { return e.cfg.Node.CgroupVersion }
+
 // Enforcing says whether decisions are carried out.
 func (e *Engine) Enforcing() bool { return e.cfg.Mode == control.ModeEnforce && !e.bypass.Load() }
 

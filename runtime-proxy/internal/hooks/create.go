@@ -113,7 +113,7 @@ func (k *creation) change(create *wire.Create, plan engine.Plan) ([]byte, error)
 		if cfg.Linux.Resources == nil {
 			cfg.Linux.Resources = &runtimeapi.LinuxContainerResources{}
 		}
-		if _, err := applycri.Apply(plan.Apply, k.h.version, cfg.Linux.Resources); err != nil {
+		if _, err := applycri.Apply(plan.Apply, k.h.engine.CgroupVersion(), cfg.Linux.Resources); err != nil {
 			return nil, err
 		}
 	}

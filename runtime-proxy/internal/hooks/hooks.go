@@ -2,7 +2,7 @@
 // the answer into the message. Every method that is not in For passes as bytes. A message that does not decode, or that
 // nothing is to be changed in, passes as the bytes that came.
 //
-//	h := hooks.New(eng, 2, log)
+//	h := hooks.New(eng, log)
 //	srv := relay.New(relay.Config{Dial: dial, Hook: h.For})
 package hooks
 
@@ -26,15 +26,12 @@ import (
 
 // Hooks answers the relay. Its methods may be called by several goroutines.
 type Hooks struct {
-	engine  *engine.Engine
-	version int // cgroup version
-	log     *slog.Logger
+	engine *engine.Engine
+	log    *slog.Logger
 }
 
-// New makes the hooks of a proxy on a machine with that cgroup version.
-func New(e *engine.Engine, cgroupVersion int, log *slog.Logger) *Hooks {
-	return &Hooks{engine: e, version: cgroupVersion, log: log}
-}
+// New makes the hooks of a proxy.
+func New(e *engine.Engine, log *slog.Logger) *Hooks { return &Hooks{engine: e, log: log} }
 
 // Methods of the CRI runtime service that are hooked.
 const (
@@ -159,7 +156,7 @@ func (h *Hooks) updateContainer() *relay.Call {
 			if len(p.Apply) == 0 {
 				return msg, nil
 			}
-			_, err = applycri.Apply(p.Apply, h.version, req.Linux)
+			_, err = applycri.Apply(p.Apply, h.engine.CgroupVersion(), req.Linux)
 			if err == nil {
 				var out []byte
 				if out, err = proto.Marshal(&req); err == nil {

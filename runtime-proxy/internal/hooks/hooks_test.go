@@ -112,7 +112,7 @@ func newDoor(t *testing.T, opt options) *door {
 	ctx, cancel := context.WithCancel(t.Context())
 	r := relay.New(relay.Config{
 		Dial: func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", back) },
-		Hook: hooks.New(d.e, 2, log).For, CallbackTimeout: opt.timeout,
+		Hook: hooks.New(d.e, log).For, CallbackTimeout: opt.timeout,
 	})
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(bl) })

@@ -106,29 +106,3 @@ func like(path, model string) error {
 	}
 	return nil
 }
-
-// Lock takes the lock of the run directory, which one engine a node may hold, until the file is closed.
-func Lock(dir string) (*os.File, error) {
-	path := filepath.Join(dir, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		holder := make([]byte, 32)
-		n, _ := f.ReadAt(holder, 0)
-		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another door runs on this node (pid %s holds %s): one engine a node; stop it first, or use another --run-dir", holder[:n], path)
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	if err := f.Truncate(0); err == nil {
-		_, err = f.WriteAt(fmt.Appendf(nil, "%d", os.Getpid()), 0)
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("write lock: %w", err)
-		}
-	}
-	return f, nil
-}

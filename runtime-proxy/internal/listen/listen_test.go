@@ -126,26 +126,6 @@ func TestOpenWithoutRuntime(t *testing.T) {
 	}
 }
 
-func TestLock(t *testing.T) {
-	dir := folder(t)
-	f, err := listen.Lock(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = listen.Lock(dir)
-	if want := fmt.Sprintf("pid %d holds %s/lock", os.Getpid(), dir); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %q", err, want)
-	}
-	f.Close()
-	if f, err = listen.Lock(dir); err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
-	if _, err := listen.Lock(filepath.Join(dir, "none")); err == nil {
-		t.Error("a lock in no folder")
-	}
-}
-
 // TestSystemd starts this test again with a socket as systemd hands it over.
 func TestSystemd(t *testing.T) {
 	if path := os.Getenv("LISTEN_TEST_PATH"); path != "" {

@@ -1,4 +1,4 @@
-package proxy
+package door
 
 import (
 	"context"
@@ -19,10 +19,23 @@ import (
 	"github.com/tideline-io/tideline/internal/obs"
 )
 
-// runtimeState is what the proxy last heard of the runtime on its own connection.
+// runtimeState is what the door last heard of the runtime.
 type runtimeState struct {
 	mu sync.Mutex
 	control.Runtime
+}
+
+// SetRuntime tells the door what was heard of the runtime; of one that is away, name and version are kept. It gives what
+// was known before.
+func (d *Door) SetRuntime(rt control.Runtime) (was control.Runtime) {
+	d.runtime.mu.Lock()
+	defer d.runtime.mu.Unlock()
+	was = d.runtime.Runtime
+	if !rt.Connected {
+		rt.Name, rt.Version = was.Name, was.Version
+	}
+	d.runtime.Runtime = rt
+	return was
 }
 
 func (r *runtimeState) get() control.Runtime {
@@ -31,39 +44,8 @@ func (r *runtimeState) get() control.Runtime {
 	return r.Runtime
 }
 
-// watchRuntime asks the runtime for its version, often while it is away and rarely while it is there, and has the
-// containers read again when it comes back.
-func (d *door) watchRuntime(ctx context.Context, c *core) error {
-	for {
-		ask, cancel := context.WithTimeout(ctx, 5*time.Second)
-		name, version, err := c.backend.Version(ask)
-		cancel()
-		d.runtime.mu.Lock()
-		was := d.runtime.Runtime
-		d.runtime.Runtime = control.Runtime{Endpoint: d.cfg.RuntimeEndpoint, Name: name, Version: version, Connected: err == nil}
-		if err != nil {
-			d.runtime.Name, d.runtime.Version, d.runtime.Error = was.Name, was.Version, err.Error()
-		}
-		d.runtime.mu.Unlock()
-		wait := 10 * time.Second
-		switch {
-		case err != nil:
-			wait = time.Second
-		case !was.Connected:
-			d.log.Info("runtime is up", "name", name, "version", version)
-			c.engine.Adopt()
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// listenControl makes the control socket, for root alone, and opens the metrics address when there is one. It is called
-// before anything else runs, since the umask is the whole process's.
-func (d *door) listenControl() (ls []net.Listener, err error) {
+// listenControl makes the control socket, for root alone, and opens the metrics address when there is one.
+func (d *Door) listenControl() (ls []net.Listener, err error) {
 	path := filepath.Join(d.cfg.RunDir, "control.sock")
 	// The lock is ours, so whoever made this socket is gone.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -88,7 +70,7 @@ func (d *door) listenControl() (ls []net.Listener, err error) {
 }
 
 // serveControl answers on what listenControl opened, and closes it.
-func (d *door) serveControl(ctx context.Context, listeners []net.Listener) (err error) {
+func (d *Door) serveControl(ctx context.Context, listeners []net.Listener) (err error) {
 	health := http.NewServeMux()
 	d.routeHealth(health)
 	full := http.NewServeMux()
@@ -121,12 +103,12 @@ func (d *door) serveControl(ctx context.Context, listeners []net.Listener) (err 
 	return nil
 }
 
-func (d *door) routeHealth(mux *http.ServeMux) {
+func (d *Door) routeHealth(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+control.PathHealth, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET "+control.PathReady, func(w http.ResponseWriter, r *http.Request) {
 		switch {
-		case d.cfg.PassThrough:
-		case d.core.Load() == nil:
+		case d.cfg.Connect == nil:
+		case d.Engine() == nil:
 			http.Error(w, *d.why.Load(), http.StatusServiceUnavailable)
 			return
 		default:
@@ -137,22 +119,22 @@ func (d *door) routeHealth(mux *http.ServeMux) {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	mux.Handle("GET "+control.PathMetrics, d.metrics.handler(d))
+	mux.Handle("GET "+control.PathMetrics, d.metrics())
 }
 
-func (d *door) routeControl(mux *http.ServeMux) {
+func (d *Door) routeControl(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+control.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		st, err := d.status(r.Context())
 		answer(w, st, err)
 	})
 	withEngine := func(f func(w http.ResponseWriter, r *http.Request, e *engine.Engine)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			c := d.core.Load()
-			if c == nil {
+			e := d.Engine()
+			if e == nil {
 				http.Error(w, d.whyNot(), http.StatusServiceUnavailable)
 				return
 			}
-			f(w, r, c.engine)
+			f(w, r, e)
 		}
 	}
 	mux.HandleFunc("GET "+control.PathContainers, withEngine(func(w http.ResponseWriter, r *http.Request, e *engine.Engine) {
@@ -208,8 +190,8 @@ func answer(w http.ResponseWriter, v any, err error) {
 }
 
 // whyNot says why there is no core, or why it only observes.
-func (d *door) whyNot() string {
-	if d.cfg.PassThrough {
+func (d *Door) whyNot() string {
+	if d.cfg.Connect == nil {
 		return "--pass-through"
 	}
 	if why := d.why.Load(); why != nil {
@@ -219,24 +201,24 @@ func (d *door) whyNot() string {
 }
 
 // status tells the state of the door.
-func (d *door) status(ctx context.Context) (control.Status, error) {
+func (d *Door) status(ctx context.Context) (control.Status, error) {
 	st := control.Status{Mode: control.ModeBypass, StartMode: d.cfg.Mode}
-	if c := d.core.Load(); c != nil {
+	if e := d.Engine(); e != nil {
 		var err error
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		if st, err = c.engine.Status(ctx); err != nil {
+		if st, err = e.Status(ctx); err != nil {
 			return st, fmt.Errorf("ask the engine: %w", err)
 		}
 		st.Runtime = d.runtime.get()
 		if !st.Runtime.Connected {
 			st.Degraded = append(st.Degraded, control.Degraded{What: "runtime", Why: st.Runtime.Error})
 		}
-	} else if !d.cfg.PassThrough {
+	} else if d.cfg.Connect != nil {
 		st.Degraded = append(st.Degraded, control.Degraded{What: "decisions", Why: d.whyNot(), Since: d.started})
 	}
-	st.Door, st.Version, st.PID = "cri", obs.Version(), os.Getpid()
-	st.StartedAt, st.Listen, st.Runtime.Endpoint = d.started, d.cfg.Listen, d.cfg.RuntimeEndpoint
+	st.Door, st.Version, st.PID = d.cfg.Name, obs.Version(), os.Getpid()
+	st.StartedAt, st.Listen, st.Runtime.Endpoint = d.started, d.cfg.Listen, d.cfg.Endpoint
 	st.ModeWhy = d.whyNot()
 	return st, nil
 }

@@ -1,4 +1,4 @@
-package proxy
+package door
 
 import (
 	"bytes"
@@ -52,7 +52,7 @@ func (f *policyFile) changed() bool {
 }
 
 // watchPolicy takes a changed policy, or keeps the old one and says why.
-func (d *door) watchPolicy(ctx context.Context, e *engine.Engine) error {
+func (d *Door) watchPolicy(ctx context.Context, e *engine.Engine) error {
 	if d.policy.path == "" {
 		return nil
 	}

@@ -1,0 +1,109 @@
+package door
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/control"
+	"github.com/tideline-io/tideline/internal/policy"
+)
+
+func (d *Door) metrics() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(d.cfg.Collectors...)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if d.cfg.Connect != nil {
+		reg.MustRegister(engineCollector{d})
+	}
+	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorHandling: promhttp.ContinueOnError})
+}
+
+// engineCollector turns the status of a door into metrics.
+type engineCollector struct{ d *Door }
+
+// Descriptions of what engineCollector tells; docs/metrics.md has the same list.
+var (
+	descInfo       = prometheus.NewDesc("tideline_door_info", "The door, its mode, and the runtime behind it; always 1.", []string{"door", "version", "mode", "runtime", "runtime_version"}, nil)
+	descConnected  = prometheus.NewDesc("tideline_runtime_connected", "1 while the runtime answers on the door's own connection.", nil, nil)
+	descContainers = prometheus.NewDesc("tideline_containers", "Known containers by state.", []string{"state"}, nil)
+	descTiers      = prometheus.NewDesc("tideline_tier_containers", "Known containers by tier; tier none is no tier.", []string{"tier"}, nil)
+	descDecisions  = prometheus.NewDesc("tideline_decisions_total", "Decisions on containers.", nil, nil)
+	descChanged    = prometheus.NewDesc("tideline_messages_changed_total", "Messages to the runtime that were changed.", nil, nil)
+	descRefused    = prometheus.NewDesc("tideline_refusals_total", "Creations that were refused.", nil, nil)
+	descFailedOpen = prometheus.NewDesc("tideline_failed_open_total", "Hooked calls that passed unmodified after a fault of ours.", nil, nil)
+	descBadInput   = prometheus.NewDesc("tideline_bad_input_total", "Messages, labels and annotations that could not be read.", nil, nil)
+	descWrites     = prometheus.NewDesc("tideline_kernel_writes_total", "Kernel files written.", nil, nil)
+	descWriteFails = prometheus.NewDesc("tideline_kernel_write_failures_total", "Writes that failed, by cgroup.", nil, nil)
+	descJournal    = prometheus.NewDesc("tideline_journal_cgroups", "Cgroups with values that disable would put back.", nil, nil)
+	descPolicyGen  = prometheus.NewDesc("tideline_policy_generation", "Policies taken since the start.", nil, nil)
+	descPolicyBad  = prometheus.NewDesc("tideline_policy_error", "1 while a changed policy file is not taken because it is invalid.", nil, nil)
+	descDegraded   = prometheus.NewDesc("tideline_degraded", "1 for each thing that does not work as it should; tideline status says why.", []string{"what"}, nil)
+)
+
+func (c engineCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descInfo, descConnected, descContainers, descTiers, descDecisions, descChanged, descRefused, descFailedOpen,
+		descBadInput, descWrites, descWriteFails, descJournal, descPolicyGen, descPolicyBad, descDegraded} {
+		ch <- d
+	}
+}
+
+func (c engineCollector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	st, err := c.d.status(ctx)
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(descInfo, err)
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := func(d *prometheus.Desc, v int64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
+	}
+	n := st.Counts
+	gauge(descInfo, 1, st.Door, st.Version, string(st.Mode), st.Runtime.Name, st.Runtime.Version)
+	gauge(descConnected, number(st.Runtime.Connected))
+	for _, s := range []policy.State{policy.Managed, policy.Adopted, policy.Missed} {
+		gauge(descContainers, float64(n.Containers[s]), string(s))
+	}
+	for _, t := range append(v1alpha1.Tiers(), v1alpha1.None) {
+		name := string(t)
+		if name == "" {
+			name = "none"
+		}
+		gauge(descTiers, float64(n.Tiers[t]), name)
+	}
+	count(descDecisions, n.Decisions)
+	count(descChanged, n.Changed)
+	count(descRefused, n.Refused)
+	count(descFailedOpen, n.FailedOpen)
+	count(descBadInput, n.BadInput)
+	count(descWrites, n.Writes)
+	count(descWriteFails, n.WriteFails)
+	gauge(descJournal, float64(st.Cgroup.Journal))
+	gauge(descPolicyGen, float64(st.Policy.Generation))
+	gauge(descPolicyBad, number(st.Policy.Error != ""))
+	degraded := map[string]control.Degraded{}
+	for _, d := range st.Degraded {
+		degraded[d.What] = d
+	}
+	for _, what := range slices.Sorted(maps.Keys(degraded)) {
+		gauge(descDegraded, 1, what)
+	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
