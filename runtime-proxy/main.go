@@ -56,7 +56,9 @@ Stop it at once, from the least to the most:  --mode observe,  tideline bypass o
 			default:
 				return fmt.Errorf("--mode %q: want enforce or observe", mode)
 			}
-			log, err := obs.Logger(stderr, level, format)
+			lines := obs.NewLines(stderr)
+			defer lines.Close()
+			log, err := obs.Logger(lines, level, format)
 			if err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-// Package obs tells which build runs. It does no I/O.
+// Package obs tells which build runs, and makes the logger.
 //
 //	fmt.Println("tideline", obs.Version())
 package obs
