@@ -65,6 +65,16 @@ type Runtime struct {
 	Version   string `json:"version,omitempty"`
 	Connected bool   `json:"connected"`
 	Error     string `json:"error,omitempty"` // why not
+	NRI       *NRI   `json:"nri,omitempty"`   // of the NRI door, while it is connected
+}
+
+// NRI is what a runtime says of itself when a plugin registers.
+type NRI struct {
+	Version             string    `json:"version"` // of NRI in the runtime
+	Since               time.Time `json:"since"`
+	RegistrationTimeout string    `json:"registrationTimeout"`
+	RequestTimeout      string    `json:"requestTimeout"` // past it the runtime drops the plugin
+	Updates             bool      `json:"updates"`        // the runtime takes updates that it has not asked for
 }
 
 // PolicyStatus is the policy in force.

@@ -46,6 +46,8 @@ type Config struct {
 	Collectors     []prometheus.Collector
 	Log            *slog.Logger
 
+	Recheck bool // see engine.Config
+
 	// Connect makes the door's side of an engine on a machine with that cgroup version. It is called until it has
 	// succeeded once; nil for a door that decides nothing.
 	Connect func(cgroupVersion int) (Link, error)
@@ -196,7 +198,7 @@ func (d *Door) build() (c *core, why string, err error) {
 	e := engine.New(engine.Config{
 		Cgroups: fs, Runtime: link, Root: d.cfg.Root, StateDir: filepath.Join(d.cfg.RunDir, "records"), Node: facts.Node,
 		Policy: compiled, Info: info, Mode: mode, Bypass: d.bypassed(), DecisionBudget: d.cfg.DecisionBudget,
-		Carries: link.Carries, Clock: time.Now, Log: d.log,
+		Carries: link.Carries, Recheck: d.cfg.Recheck, Clock: time.Now, Log: d.log,
 	})
 	return &core{engine: e, link: link}, why, nil
 }

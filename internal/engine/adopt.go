@@ -57,32 +57,168 @@ func (e *Engine) tryAdopt(ctx context.Context) (err error) {
 	return e.readRuntime(ctx)
 }
 
-// readRuntime makes the state agree with the runtime: by its lists, the records, and, for containers that no record
-// tells of, what its stored spec holds. What the lists do not name any more is dropped.
+// readRuntime makes the state agree with what the runtime lists.
 func (e *Engine) readRuntime(ctx context.Context) error {
 	e.reading.Lock()
 	defer e.reading.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	// What comes while the runtime makes its lists is known to us in another way, and not missing there.
-	before := map[string]bool{}
-	if err := e.query(ctx, func(s *state) {
-		for id := range s.ids {
-			before[id] = true
-		}
-		for id := range s.sandboxes {
-			before[id] = true
-		}
-	}); err != nil {
+	before, err := e.known(ctx)
+	if err != nil {
 		return err
 	}
 	list, err := e.cfg.Runtime.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list the runtime's containers: %w", err)
 	}
+	follow, err := e.agree(ctx, before, list)
+	if follow != nil {
+		follow(ctx)
+	}
+	return err
+}
+
+// known gives the IDs of the sandboxes and containers in the state.
+func (e *Engine) known(ctx context.Context) (map[string]bool, error) {
+	ids := map[string]bool{}
+	err := e.query(ctx, func(s *state) {
+		for id := range s.ids {
+			ids[id] = true
+		}
+		for id := range s.sandboxes {
+			ids[id] = true
+		}
+	})
+	return ids, err
+}
+
+// Offer is an update that the runtime should make.
+type Offer struct {
+	ID   string
+	Plan Plan // Apply holds what differs from the stored spec, or from nothing where the protocol does not carry it
+}
+
+// Synchronize makes the state agree with list, which is all that the runtime has, and decides anew on every container in
+// it. It gives those whose stored spec has other values than decided, or whose files lack some; for each Updated is to
+// follow. Files are written in the background.
+func (e *Engine) Synchronize(ctx context.Context, list Listing) ([]Offer, error) {
+	e.reading.Lock()
+	defer e.reading.Unlock()
+	before, err := e.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	follow, err := e.agree(ctx, before, list)
+	e.outcome("adoption", "", err)
+	if err != nil {
+		return nil, err
+	}
+	var offers []Offer
+	var records []Record
+	ways := map[string][]policy.Setting{}
+	missing := map[string][]policy.Setting{}
+	loaded := e.policy.Load()
+	err = e.query(ctx, func(s *state) {
+		for _, l := range list.Containers {
+			c := s.byID(l.ID)
+			if c == nil || c.id != l.ID || c.before != nil || l.Spec == nil {
+				continue
+			}
+			if rest := e.afterStart(c); l.Running && len(rest) > 0 { // its start may have passed without us
+				missing[c.id] = rest
+			}
+			p := s.podOf(c)
+			asks, asked := unseen(c, l.Spec.Resources)
+			if l.Spec.Resources.CPUShares != nil && c.unweighted {
+				weighted := *c
+				weighted.unweighted = false
+				c = &weighted
+			}
+			next, apply := e.decideUpdate(loaded.policy, p.facts, c, asks)
+			differs := slices.DeleteFunc(slices.Clone(apply), func(st policy.Setting) bool {
+				stored := l.Spec.Values[st.Knob]
+				if !e.cfg.Carries(st.Knob) {
+					return c.changed && !asked // its files are written whatever is stored
+				}
+				return st.Knob == policy.OOMScoreAdj || stored == st.Value || stored == "" && st.Value == policy.Unset
+			})
+			if len(differs) == 0 && !asked {
+				continue
+			}
+			e.counts.decisions.Add(1)
+			s.put(next)
+			e.show(next)
+			if next.changed {
+				records = append(records, next.record(p))
+			}
+			if way := inTheWay(c, next); len(way) > 0 {
+				ways[c.id] = way
+			}
+			if asked {
+				delete(missing, c.id) // Updated writes them
+			}
+			offers = append(offers, Offer{l.ID, Plan{Decision: next.decision, Apply: differs, update: &update{before: c, next: next}}})
+		}
+	})
+	for id, way := range ways { // rare: what was asked while nobody looked forbids what stands there
+		if err := e.lower(ctx, id, way); err != nil {
+			e.cfg.Log.Warn("make way for an update, which may be refused", "container", clip(id), "err", err)
+		}
+	}
+	e.spawn(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for _, r := range records {
+			e.remember(r)
+		}
+		follow(ctx)
+		if e.Enforcing() {
+			for _, id := range slices.Sorted(maps.Keys(missing)) {
+				e.writeContainer(ctx, id, missing[id])
+			}
+		}
+	})
+	return offers, err
+}
+
+// unseen gives what was asked for a container while nobody looked: what is stored and neither ours nor asked before.
+func unseen(c *container, stored policy.Resources) (asks policy.Resources, any bool) {
+	asked := c.lastAsked()
+	news := func(k policy.Knob) bool {
+		want := asked.Value(k)
+		if s := find(c.decision.Settings, k); s != nil && c.changed {
+			if want = s.Value; want == policy.Unset {
+				want = ""
+			}
+		}
+		got := stored.Value(k)
+		is := got != "" && got != want
+		any = any || is
+		return is
+	}
+	if news(policy.CPUWeight) {
+		asks.CPUShares = stored.CPUShares
+	}
+	if news(policy.CPUMax) {
+		asks.CPUQuota, asks.CPUPeriod = stored.CPUQuota, stored.CPUPeriod
+	}
+	if news(policy.CPUSetCPUs) {
+		asks.CPUSetCPUs = stored.CPUSetCPUs
+	}
+	if news(policy.MemoryMax) {
+		asks.MemoryLimit = stored.MemoryLimit
+	}
+	return asks, any
+}
+
+// agree makes the state agree with the runtime: by its list, the records, and, for containers that no record tells of,
+// what its stored spec holds. What the list does not name any more, of what was known before it was made, is dropped.
+// What is to be written to files because of it is left to follow.
+func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing) (follow func(context.Context), err error) {
 	recs, err := e.records.read()
 	if recs == nil {
-		return err
+		return nil, err
 	}
 	if err != nil {
 		e.cfg.Log.Warn("records were set aside", "err", err)
@@ -190,32 +326,33 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 			work = append(work, e.decidePod(s, s.pods[uid], true))
 		}
 	}); err != nil {
-		return err
-	}
-	for _, k := range stale {
-		e.forget(k)
-	}
-	for _, r := range unknown { // or the next restart would take their birth records for the last word
-		e.remember(r)
+		return nil, err
 	}
 	e.records.lost = false
-	for _, f := range then {
-		f(ctx)
-	}
-	for _, w := range work {
-		e.apply(w)
-	}
-	// One that was started just before we were killed may lack what its message could not carry.
-	if e.Enforcing() {
-		for _, id := range slices.Sorted(maps.Keys(restart)) {
-			e.writeContainer(ctx, id, restart[id])
+	return func(ctx context.Context) {
+		for _, k := range stale {
+			e.forget(k)
 		}
-	}
-	for path := range journal {
-		e.sweep(path)
-	}
-	e.wakeClasses()
-	return nil
+		for _, r := range unknown { // or the next restart would take their birth records for the last word
+			e.remember(r)
+		}
+		for _, f := range then {
+			f(ctx)
+		}
+		for _, w := range work {
+			e.apply(w)
+		}
+		// One that was started just before we were killed may lack what its message could not carry.
+		if e.Enforcing() {
+			for _, id := range slices.Sorted(maps.Keys(restart)) {
+				e.writeContainer(ctx, id, restart[id])
+			}
+		}
+		for path := range journal {
+			e.sweep(path)
+		}
+		e.wakeClasses()
+	}, nil
 }
 
 func (l Listed) container(podUID string, st policy.State) *container {
@@ -264,13 +401,21 @@ func (e *Engine) asFound(ctx context.Context, facts policy.Pod, l Listed) *conta
 	if tier == v1alpha1.None {
 		return c
 	}
-	spec, err := e.cfg.Runtime.Spec(ctx, l.ID)
+	spec, err := e.spec(ctx, l)
 	if err != nil {
 		c.err = fmt.Sprintf("asked values unknown: %v", err)
 		return c
 	}
 	c.asked = &spec.Resources
 	return c
+}
+
+// spec is what the runtime stores of a listed container.
+func (e *Engine) spec(ctx context.Context, l Listed) (Spec, error) {
+	if l.Spec != nil {
+		return *l.Spec, nil
+	}
+	return e.cfg.Runtime.Spec(ctx, l.ID)
 }
 
 // sweep forgets the journal of a cgroup that went while nobody looked.

@@ -45,8 +45,7 @@ type update struct {
 // Changes says whether the message is to be changed at all.
 func (p Plan) Changes() bool { return len(p.Apply) > 0 || p.Birth != "" }
 
-// Create decides on a container that is about to be made. The birth record in its message is all that is kept of it
-// until its first update. A decision with a Refusal changes nothing: while decisions are carried out the door refuses
+// Create decides on a container that is about to be made. A decision with a Refusal changes nothing: while decisions are carried out the door refuses
 // the call. Reported is to follow once the call is over, and Created or CreateFailed before it.
 func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 	var plan Plan
@@ -127,8 +126,31 @@ func birth(d policy.Decision, c Creation, l *loadedPolicy) string {
 	return string(b)
 }
 
-// Reported logs what was decided on a container. It is apart from Create so that no call waits for a line of a log.
-func (e *Engine) Reported(c Creation, p Plan) { e.log(p.Decision, c.Pod, c.Name, "decide container") }
+// Reported logs what was decided on a container and writes its record. It is apart from Create so that no call waits for
+// either: until the record is there, the birth record tells as much.
+func (e *Engine) Reported(c Creation, p Plan) {
+	e.log(p.Decision, c.Pod, c.Name, "decide container")
+	if p.Birth == "" {
+		return
+	}
+	e.post(func(s *state) func(context.Context) {
+		ctr := s.get(c.Key())
+		if ctr == nil || ctr.id == "" || !ctr.changed {
+			return nil
+		}
+		r := ctr.record(s.podOf(ctr))
+		return func(ctx context.Context) {
+			e.outcome("records", r.Key.String(), e.records.writeFirst(r))
+			gone := false
+			if err := e.query(ctx, func(s *state) {
+				now := s.get(r.Key)
+				gone = now == nil || now.id != r.ID
+			}); err == nil && gone { // it was removed before there was a record to remove
+				e.forget(r.Key)
+			}
+		}
+	})
+}
 
 func bad(n policy.Note) bool {
 	return n.Code == policy.NoteBadLabel || n.Code == policy.NoteBadAnnotation
@@ -262,6 +284,10 @@ func (e *Engine) Started(id string) {
 // and of one that passed without us what no later update of the runtime would trip over.
 func (e *Engine) afterStart(c *container) []policy.Setting {
 	switch {
+	case c.changed && e.cfg.Recheck:
+		return slices.DeleteFunc(slices.Clone(c.decision.Settings), func(s policy.Setting) bool {
+			return s.Knob == policy.CPUWeight || s.Knob == policy.OOMScoreAdj // one is what idle leaves, one has no file
+		})
 	case c.changed:
 		return e.rest(c.decision.Settings)
 	case c.state == policy.Missed:

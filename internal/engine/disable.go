@@ -113,7 +113,12 @@ func (e *Engine) release(ctx context.Context, c container) (cgroup.Path, error) 
 		path, err = "", nil // it does not run: there are no files, but what is stored may start yet
 	}
 	if len(back) > 0 {
-		if uerr := e.cfg.Runtime.Update(ctx, c.id, back); uerr != nil && !errors.Is(uerr, ErrNotFound) {
+		uerr := e.cfg.Runtime.Update(ctx, c.id, back)
+		if errors.Is(uerr, ErrNoUpdates) && path != "" {
+			uerr = fmt.Errorf("what was asked is in the files again, and the next update of the kubelet brings values of ours back until the container is made anew: %w",
+				errors.Join(e.write(path, back), e.cfg.Cgroups.Forget(path), uerr))
+		}
+		if uerr != nil && !errors.Is(uerr, ErrNotFound) {
 			return "", errors.Join(err, uerr)
 		}
 	}

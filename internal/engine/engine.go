@@ -48,13 +48,16 @@ var (
 	ErrNotFound   = errors.New("the runtime knows no such container")
 )
 
+// ErrNoUpdates says that the runtime can't take an update from us now or ever.
+var ErrNoUpdates = errors.New("the runtime takes no updates that it has not asked for")
+
 // Runtime is the engine's own way to the runtime, apart from the relayed calls. Its errors are ErrNotFound for a
 // container that is gone.
 type Runtime interface {
 	// PID tells the first process of a running container; ErrNotRunning for one that has none.
 	PID(ctx context.Context, containerID string) (int, error)
 	// Update puts container-level settings into the runtime's stored spec and, where the container runs, the kernel.
-	// What the protocol can't carry is left out.
+	// What the protocol can't carry is left out. ErrNoUpdates where that can't be done.
 	Update(ctx context.Context, containerID string, settings []policy.Setting) error
 	// List tells every sandbox and container, those that have ended included.
 	List(ctx context.Context) (Listing, error)
@@ -81,7 +84,8 @@ type Listed struct {
 	Attempt             uint32
 	Birth               string // value of the annotation v1alpha1.AnnotationDecision
 	Running             bool
-	Exited              bool // neither runs nor will run again; of interest only while a record tells of it
+	Exited              bool  // neither runs nor will run again; of interest only while a record tells of it
+	Spec                *Spec // nil where the list does not tell: it is asked for where it is needed
 }
 
 // Config is what an engine is made of. All fields are needed unless said.
@@ -99,6 +103,9 @@ type Config struct {
 	DecisionBudget time.Duration
 	// Carries says whether the door's protocol carries a container's knob; the engine writes the others to files.
 	Carries func(policy.Knob) bool
+	// Recheck has the files of a container that starts compared with all that was decided, since the runtime may have
+	// lost what the protocol carried (NRI: an update between the creation of a task and its start is stored alone).
+	Recheck bool
 	Clock   func() time.Time
 	Log     *slog.Logger
 }

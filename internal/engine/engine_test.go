@@ -301,6 +301,25 @@ func TestPodFailed(t *testing.T) {
 	m.want("/kubepods/besteffort", "io.weight", "default 100")
 }
 
+// systemd sets a slice's io.weight back as soon as the sandbox's scope starts in it.
+func TestSliceIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, cgrouptest.V2, nil)
+	p := m.pod("a", v1alpha1.BE, "/besteffort")
+	p.CgroupParent = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-poda.slice"
+	at := cgroup.Path(p.CgroupParent)
+	if err := m.k.Make(at); err != nil {
+		t.Fatal(err)
+	}
+	m.e.PodStarting(t.Context(), p)
+	m.want(at, "io.weight", "default 10")
+	if err := m.k.Set(at, "io.weight", "default 100"); err != nil {
+		t.Fatal(err)
+	}
+	m.e.PodStarted(p, "sa")
+	m.want(at, "io.weight", "default 10")
+}
+
 // Pod-level values of another cgroup than the pod's own are left alone.
 func TestCgroupParents(t *testing.T) {
 	t.Parallel()

@@ -45,14 +45,21 @@ func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
 	e.carryOut(work)
 }
 
-// PodStarted reports the ID of the sandbox.
+// PodStarted reports the ID of the sandbox. Where the pod's cgroup is a systemd slice its values are written again: with
+// the sandbox systemd has started the slice's first scope, and then sets what it knows of the slice to what it was told,
+// which for io.weight and memory.low is nothing (seen with systemd 252).
 func (e *Engine) PodStarted(facts policy.Pod, sandboxID string) {
 	e.post(func(s *state) func(context.Context) {
 		s.sandboxes[sandboxID] = facts.UID
 		if s.pods[facts.UID] == nil {
 			s.pods[facts.UID] = newPod(facts)
 		}
-		return nil
+		p := s.pods[facts.UID]
+		if !strings.HasSuffix(string(p.path), ".slice") {
+			return nil
+		}
+		work := e.decidePod(s, p, true)
+		return func(context.Context) { e.apply(work) }
 	})
 }
 

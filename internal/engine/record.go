@@ -19,8 +19,8 @@ import (
 )
 
 // Record is what is kept of a container across a restart of ours: what the kubelet asked last and what was decided.
-// It is written before the update that it belongs to is forwarded, to a tmpfs, and dies with the boot as cgroups do. A
-// container that was never updated has none: its birth record tells as much.
+// It is written to a tmpfs, and dies with the boot as cgroups do: after a creation in the background, since the birth
+// record tells as much, and before an update is forwarded.
 type Record struct {
 	Key        Key               `json:"key"`
 	ID         string            `json:"id"`
@@ -72,6 +72,22 @@ func (r *records) open() error {
 }
 
 func (r *records) write(rec Record) error {
+	return r.put(rec, os.Rename)
+}
+
+// writeFirst writes a record unless there is one: that of a later update.
+func (r *records) writeFirst(rec Record) error {
+	return r.put(rec, func(tmp, path string) error {
+		err := os.Link(tmp, path)
+		if errors.Is(err, fs.ErrExist) {
+			err = nil
+		}
+		return errors.Join(err, os.Remove(tmp))
+	})
+}
+
+// put writes a record beside its place, and has it moved there.
+func (r *records) put(rec Record, move func(tmp, path string) error) error {
 	data, err := json.Marshal(rec)
 	if err != nil {
 		return fmt.Errorf("encode record %s: %w", rec.Key, err)
@@ -81,7 +97,7 @@ func (r *records) write(rec Record) error {
 	path := r.file(rec.Key)
 	tmp := path + ".tmp"
 	if err = os.WriteFile(tmp, data, 0o600); err == nil {
-		err = os.Rename(tmp, path)
+		err = move(tmp, path)
 	}
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
