@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -24,7 +25,7 @@ type Report struct {
 
 func (c *cli) check() *cobra.Command {
 	cfg := preflight.Config{Root: c.root}
-	var output, runDir string
+	var output, runDir, wanted string
 	cmd := &cobra.Command{
 		Use: "check", Short: "Check whether this node is ready, and say what to change",
 		Long: `Check reads this node and judges it line by line:
@@ -35,20 +36,28 @@ func (c *cli) check() *cobra.Command {
 
 It changes nothing. It exits with 0 when there is no fix line, else with 1. Run it as root.`,
 		Example: `  tideline check
+  tideline check --door nri          # before the plugin is installed
   tideline check --kubelet-config /etc/kubernetes/kubelet.yaml -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
 			}
+			if wanted != "" && wanted != "cri" && wanted != "nri" {
+				return fmt.Errorf("--door %q: want cri or nri", wanted)
+			}
 			ctx := cmd.Context()
 			door, doorErr := control.Dial(c.control).Status(ctx)
-			if doorErr == nil && !cmd.Flags().Changed("proxy-endpoint") && door.Listen != "" {
+			which := cmp.Or(wanted, door.Door)
+			if doorErr == nil && !cmd.Flags().Changed("proxy-endpoint") && door.Door == "cri" && door.Listen != "" {
 				cfg.ProxyEndpoint = "unix://" + preflight.SocketPath(door.Listen)
 			}
 			cfg.JournalDir = filepath.Join(runDir, "journal")
 			facts := preflight.Gather(cfg)
-			facts.Door = doorErr == nil
+			facts.Door = doorErr == nil && (wanted == "" || wanted == door.Door)
+			if which == "nri" {
+				facts.NRI = pluginFacts(door)
+			}
 			if s := facts.Runtime.Socket; s.IsSocket {
 				facts.Runtime = askRuntime(ctx, c.path(s.Path), facts.Runtime)
 			}
@@ -71,6 +80,7 @@ It changes nothing. It exits with 0 when there is no fix line, else with 1. Run 
 	f.StringVar(&cfg.KubeletConfig, "kubelet-config", "", "the kubelet's configuration file (default: that of the running kubelet, else "+preflight.DefaultKubeletConfig+")")
 	f.StringVar(&cfg.RuntimeEndpoint, "runtime-endpoint", "unix:///run/containerd/containerd.sock", "CRI socket of the runtime")
 	f.StringVar(&cfg.ProxyEndpoint, "proxy-endpoint", "unix://"+control.DefaultRunDir+"/cri.sock", "CRI socket of the proxy, where no door tells its own")
+	f.StringVar(&wanted, "door", "", "cri or nri: the door that this node is to have (default: the one that runs, else cri)")
 	f.StringVar(&runDir, "run-dir", control.DefaultRunDir, "run directory of the door")
 	c.controlFlag(cmd)
 	outputFlag(cmd, &output)
@@ -123,4 +133,14 @@ func (r Report) text(width int) string {
 	}
 	p.line(0, 0, fmt.Sprintf("%s: %d to fix, %d degraded, %d ok.", verdict, count[preflight.Fix], count[preflight.Degraded], count[preflight.OK]))
 	return p.String()
+}
+
+// pluginFacts tells what a running plugin knows of its runtime.
+func pluginFacts(door control.Status) *preflight.NRI {
+	rt := door.Runtime
+	n := &preflight.NRI{Connected: rt.Connected, Runtime: rt.Name + " " + rt.Version, Error: rt.Error}
+	if rt.NRI != nil {
+		n.Version, n.RequestTimeout, n.Updates = rt.NRI.Version, rt.NRI.RequestTimeout, rt.NRI.Updates
+	}
+	return n
 }

@@ -70,6 +70,9 @@ func statusText(s control.Status, width int) string {
 		runtime += ", not connected"
 	}
 	put("runtime", "%s", strings.TrimSpace(runtime))
+	if n := s.Runtime.NRI; n != nil {
+		put("", "NRI %s, since %s; drops a plugin that answers no hook in %s", n.Version, n.Since.Format(time.RFC3339), n.RequestTimeout)
+	}
 	put("policy", "%s (%s), generation %d, loaded %s", dash(s.Policy.Name), s.Policy.Source, s.Policy.Generation, s.Policy.LoadedAt.Format(time.RFC3339))
 	if s.Policy.Error != "" {
 		put("", "a newer file was not taken: %s", s.Policy.Error)

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tideline-io/tideline/internal/control"
+	"github.com/tideline-io/tideline/internal/install"
 	"github.com/tideline-io/tideline/internal/obs"
 )
 
@@ -29,6 +30,7 @@ func main() {
 	c := &cli{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, width: terminalWidth(os.Stdout),
 		name: filepath.Base(os.Args[0]), root: "/",
+		exec: execute, waits: install.DefaultWaits(),
 	}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		c.width = n
@@ -45,6 +47,9 @@ type cli struct {
 	width          int    // columns of the terminal, 0 when stdout is none
 	name           string // as it was called
 	root           string // of the file system that facts are read from
+
+	exec  func(ctx context.Context, args []string) (string, error) // runs a command of the node
+	waits install.Waits
 
 	control string
 }
@@ -81,7 +86,7 @@ func next(err error) string {
 	text := err.Error()
 	switch {
 	case errors.Is(err, control.ErrNoDoor):
-		return text + "\nStart one (systemctl start tideline-runtime-proxy), or name its socket with --control."
+		return text + "\nStart one (systemctl start tideline-runtime-proxy or tideline-nri-plugin), or name its socket with --control."
 	case errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM):
 		return text + "\nRun this as root."
 	case errors.Is(err, context.Canceled):
@@ -95,7 +100,8 @@ func (c *cli) command() *cobra.Command {
 		Use:   "tideline",
 		Short: "Explain and operate the QoS of pods on a node",
 		Long: `tideline explains which CPU, memory and disk settings a pod gets from its tier and why,
-checks whether a node is ready, and talks to the door (the runtime proxy) that runs there.`,
+checks whether a node is ready, puts a door (the runtime proxy or
+the NRI plugin) on it and takes it away, and talks to the door that runs there.`,
 		Example: `  # What would this pod get here? No cluster is asked.
   tideline explain -f pod.yaml
 
@@ -111,7 +117,7 @@ checks whether a node is ready, and talks to the door (the runtime proxy) that r
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl tideline"}
 	}
 	root.PersistentFlags().IntVar(&c.width, "width", c.width, "columns that text is wrapped at")
-	root.AddCommand(c.explain(), c.check(), c.status(), c.bypass(), c.disable(), c.snapshot(), c.version())
+	root.AddCommand(c.explain(), c.check(), c.status(), c.bypass(), c.disable(), c.install(), c.uninstall(), c.snapshot(), c.version())
 	return root
 }
 

@@ -368,7 +368,7 @@ func TestDoor(t *testing.T) {
 		{"disable in part", []string{"disable", "--control", failing}, 1, "", "1 kernel value put back, the kubelet's resources sent again for 0 containers\n",
 			"error: write x: permission denied\nNot everything is back: call tideline disable again, it goes on where it stopped.\n"},
 		{"no door: status", []string{"status", "--control", "testdata/none.sock"}, 1, "", "",
-			"error: testdata/none.sock: no door runs here\nStart one (systemctl start tideline-runtime-proxy), or name its socket with --control.\n"},
+			"error: testdata/none.sock: no door runs here\nStart one (systemctl start tideline-runtime-proxy or tideline-nri-plugin), or name its socket with --control.\n"},
 		{"no door: disable", []string{"disable", "--control", "testdata/none.sock"}, 1, "", "",
 			"error: testdata/none.sock: no door runs here\nNothing was put back. Start a door (systemctl start tideline-runtime-proxy; it reads the journal) and call tideline disable\nagain, or name its socket with --control. A reboot too removes every value.\n"},
 	} {

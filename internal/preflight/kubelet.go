@@ -188,7 +188,15 @@ func checkEndpoint(f Facts) Line {
 	if endpoint == "" {
 		endpoint = "unix:///run/containerd/containerd.sock"
 	}
-	if path := SocketPath(endpoint); path != "" && path == f.Proxy.Path {
+	path := SocketPath(endpoint)
+	if f.NRI != nil {
+		if path != "" && path == f.Proxy.Path {
+			return Line{Check: check, Level: Fix, Found: endpoint + ", by " + f.Kubelet.where(key) + ": the proxy's socket, and the plugin is the door",
+				Change: f.Kubelet.change(key, f.Runtime.Socket.Endpoint, "")}
+		}
+		return ok(check, "%s, by %s: the plugin leaves it alone", endpoint, f.Kubelet.where(key))
+	}
+	if path != "" && path == f.Proxy.Path {
 		return ok(check, "%s, by %s", endpoint, f.Kubelet.where(key))
 	}
 	return Line{Check: check, Level: Fix, Found: endpoint + ", by " + f.Kubelet.where(key) + ": the kubelet does not talk to the proxy",

@@ -49,6 +49,7 @@ type Facts struct {
 	Runtime      Runtime
 	Proxy        Socket // what the kubelet should talk to
 	Door         bool   // a door answers on the control socket
+	NRI          *NRI   // the door is the plugin, or is to be; nil: the proxy
 	Agents       []string
 	Host         HostProcesses
 	OOM          *bool  // the runtime may lower an oom_score_adj
@@ -78,6 +79,14 @@ type Runtime struct {
 	Error        string // why it did not answer
 }
 
+// NRI is what the plugin says of its runtime; the zero value where no plugin answers.
+type NRI struct {
+	Connected                        bool
+	Runtime, Version, RequestTimeout string
+	Updates                          bool   // the runtime takes updates that it has not asked for
+	Error                            string // why it is not connected
+}
+
 // HostProcesses is what runs outside kubepods.
 type HostProcesses struct {
 	Count int
@@ -89,7 +98,11 @@ func Check(f Facts) []Line {
 	lines := []Line{checkKernel(f), checkCgroup(f), checkDriver(f), checkPSI(f)}
 	lines = append(lines, checkKnobs(f)...)
 	lines = append(lines, checkRuntime(f)...)
-	lines = append(lines, checkProxy(f)...)
+	if f.NRI != nil {
+		lines = append(lines, checkNRI(f))
+	} else {
+		lines = append(lines, checkProxy(f)...)
+	}
 	lines = append(lines, checkKubelet(f)...)
 	lines = append(lines, checkAgents(f), checkHost(f), checkOOM(f), checkJournal(f))
 	return lines
@@ -257,6 +270,21 @@ func checkProxy(f Facts) []Line {
 		return []Line{{Check: check, Level: Degraded, Found: s.Path + " is there, but no door answers on the control socket", Change: "systemctl status tideline-runtime-proxy, or name its socket with --control"}}
 	}
 	return []Line{ok(check, "%s, mode %04o, a door answers", s.Path, s.Mode.Perm())}
+}
+
+func checkNRI(f Facts) Line {
+	const check = "nri plugin"
+	n := f.NRI
+	switch {
+	case !f.Door:
+		return Line{Check: check, Level: Fix, Found: "no plugin runs", Change: "systemctl start tideline-nri-plugin, or tideline install --door nri"}
+	case !n.Connected:
+		return Line{Check: check, Level: Fix, Found: "not connected: " + n.Error, Change: "does the runtime run, with NRI enabled? tideline install --door nri --dry-run says what enables it"}
+	case !n.Updates:
+		return Line{Check: check, Level: Degraded, Found: fmt.Sprintf("%s has NRI %s, which can deadlock with updates outside of its hooks: disable puts files back and leaves what the runtime stores", n.Runtime, n.Version),
+			Change: "run a containerd with NRI 0.12.1 or later (2.4)"}
+	}
+	return ok(check, "connected to %s with NRI %s, which drops a plugin after %s", n.Runtime, n.Version, n.RequestTimeout)
 }
 
 func checkAgents(f Facts) Line {

@@ -100,6 +100,29 @@ func TestCheck(t *testing.T) {
 				Change: "let the proxy listen at another path than …/run/crio/crio.sock"}}},
 		{"no proxy", func(f *preflight.Facts) { f.Proxy.Exists, f.Door = false, false }, []preflight.Line{
 			{Check: "proxy socket", Level: preflight.Fix, Found: "/run/tideline/cri.sock is not there: no proxy runs", Change: "systemctl start tideline-runtime-proxy"}}},
+		{"plugin", func(f *preflight.Facts) {
+			f.NRI = &preflight.NRI{Connected: true, Runtime: "containerd 2.4.2", Version: "v0.12.3", RequestTimeout: "2s", Updates: true}
+			f.Proxy.Exists, f.Kubelet.Config.ContainerRuntimeEndpoint = false, ""
+		}, nil},
+		{"plugin and a kubelet that looks for the proxy", func(f *preflight.Facts) {
+			f.NRI = &preflight.NRI{Connected: true, Runtime: "containerd 2.4.2", Version: "v0.12.3", RequestTimeout: "2s", Updates: true}
+		}, []preflight.Line{{Check: "kubelet containerRuntimeEndpoint", Level: preflight.Fix,
+			Found:  "unix:///run/tideline/cri.sock, by default: the proxy's socket, and the plugin is the door",
+			Change: "set containerRuntimeEndpoint: unix:///run/containerd/containerd.sock in " + file + ", restart the kubelet"}}},
+		{"plugin in an old runtime", func(f *preflight.Facts) {
+			f.NRI = &preflight.NRI{Connected: true, Runtime: "containerd 2.1.0", Version: "v0.8.0", RequestTimeout: "2s"}
+			f.Kubelet.Config.ContainerRuntimeEndpoint = ""
+		}, []preflight.Line{{Check: "nri plugin", Level: preflight.Degraded,
+			Found:  "containerd 2.1.0 has NRI v0.8.0, which can deadlock with updates outside of its hooks: disable puts files back and leaves what the runtime stores",
+			Change: "run a containerd with NRI 0.12.1 or later (2.4)"}}},
+		{"plugin without a runtime", func(f *preflight.Facts) {
+			f.NRI = &preflight.NRI{Error: "connect to NRI: no such file"}
+			f.Kubelet.Config.ContainerRuntimeEndpoint = ""
+		}, []preflight.Line{{Check: "nri plugin", Level: preflight.Fix, Found: "not connected: connect to NRI: no such file",
+			Change: "does the runtime run, with NRI enabled? tideline install --door nri --dry-run says what enables it"}}},
+		{"no plugin", func(f *preflight.Facts) {
+			f.NRI, f.Door, f.Kubelet.Config.ContainerRuntimeEndpoint = &preflight.NRI{}, false, ""
+		}, []preflight.Line{{Check: "nri plugin", Level: preflight.Fix, Found: "no plugin runs", Change: "systemctl start tideline-nri-plugin, or tideline install --door nri"}}},
 		{"proxy without its control socket", func(f *preflight.Facts) { f.Door = false }, []preflight.Line{
 			{Check: "proxy socket", Level: preflight.Degraded, Found: "/run/tideline/cri.sock is there, but no door answers on the control socket",
 				Change: "systemctl status tideline-runtime-proxy, or name its socket with --control"}}},
