@@ -1,6 +1,7 @@
 # Tideline. `make help` lists the targets; README.md says what they need.
 SHELL := bash
 CGROUP ?= v1
+DOOR ?= cri
 GO ?= go
 E2E := cd integration && $(GO)
 
@@ -22,14 +23,15 @@ help: ## this list
 .PHONY: build
 build: ## the programs, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline-runtime-proxy ./runtime-proxy
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline-nri-plugin ./nri-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline ./cmd/tideline
 
 .PHONY: demo
-demo: ## one pod of each tier through the proxy into a real containerd, and what the kernel has; CGROUP=v2: in a VM
-	@$(E2E) run ./cmd/demo -cgroup $(CGROUP)
+demo: ## one pod of each tier through the proxy into a real containerd, and what the kernel has; CGROUP=v2: in a VM; DOOR=nri: the plugin
+	@$(E2E) run ./cmd/demo -cgroup $(CGROUP) -door $(DOOR)
 
 .PHONY: test
-test: lint unit test-e2e test-restart test-mutation test-crictl test-units test-vm test-kubelet conformance ## everything but the benchmarks
+test: lint unit test-doors test-e2e test-nri test-restart test-mutation test-crictl test-units test-vm test-kubelet conformance ## everything but the benchmarks
 
 .PHONY: unit
 unit: ## the quick tests: pure code, fakes, fuzz seeds
@@ -48,6 +50,10 @@ fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 test-e2e: ## the proxy with the real containerd and runc on this machine's cgroup v1
 	$(call real-tier,e2e on cgroup v1,$(E2E) test -count=1 -timeout 30m ./e2e ./lab -skip 'TestRestartEverywhere|TestMutations')
 
+.PHONY: test-nri
+test-nri: ## the same through the NRI plugin, and the plugin and containerd killed and stalled in every hook
+	$(call real-tier,e2e of the NRI door,$(E2E) test -count=1 -timeout 30m ./e2e -skip 'TestRestartEverywhere|TestMutations' -args -door nri)
+
 .PHONY: test-restart
 test-restart: ## the proxy killed before every call of the demo gives the same table
 	$(call tier,restart,$(E2E) test -count=1 -timeout 20m ./e2e -run TestRestartEverywhere)
@@ -60,17 +66,38 @@ test-mutation: ## each way to the kernel disabled on purpose turns the demo red
 test-vm: ## the same tests in a VM with cgroup v2
 	$(call real-tier,e2e on cgroup v2,$(E2E) test -count=1 -timeout 50m ./e2e -skip 'TestRestartEverywhere|TestMutations' -args -vm)
 
+# DRIVER is cgroupfs or systemd: the VM's init is then our own or Debian's systemd. The flags are those of e2e/main_test.go.
+define e2e-vm
+@s=$$(date +%s); $(MAKE) --no-print-directory e2e-vm-part DRIVER=$(1) DOOR=$(2) || exit 1; \
+s=$$(( $$(date +%s) - s )); echo "== e2e in a VM, driver $(1), door $(2): $$(( s / 60 )).$$(( s % 60 / 6 )) min"
+endef
+
+.PHONY: e2e-vm
+e2e-vm: ## both doors in VMs with cgroup v2 and four NUMA nodes: under the cgroupfs driver, and under Debian's systemd
+	$(call e2e-vm,cgroupfs,cri)
+	$(call e2e-vm,cgroupfs,nri)
+	$(call e2e-vm,systemd,cri)
+	$(call e2e-vm,systemd,nri)
+
+.PHONY: e2e-vm-part
+e2e-vm-part:
+	$(call real-tier,e2e in a VM: driver $(DRIVER) and door $(DOOR),$(E2E) test -count=1 -timeout 50m ./e2e -skip 'TestRestartEverywhere|TestMutations' -args -vm -door $(DOOR) $(if $(filter systemd,$(DRIVER)),-init systemd))
+
 .PHONY: test-crictl
 test-crictl: ## every ordinary command of crictl through the proxy
 	$(call real-tier,crictl,$(E2E) test -count=1 -timeout 20m ./crictl)
 
 .PHONY: conformance
-conformance: ## critest's whole suite, direct and through the proxy: the same outcome
-	$(call real-tier,conformance,$(E2E) test -count=1 -timeout 60m -v ./conformance)
+conformance: ## critest's whole suite, direct and through the proxy: the same outcome; DOOR=nri: without and with the plugin
+	$(call real-tier,conformance of door $(DOOR),$(E2E) test -count=1 -timeout 60m -v ./conformance -args -door $(DOOR))
 
 .PHONY: test-kubelet
 test-kubelet: ## a real kubelet and control plane over the proxy, on cgroup v1 and, in a VM, on v2
 	$(call real-tier,kubelet,$(E2E) test -count=1 -timeout 40m -v ./kubelet && $(GO) test -count=1 -timeout 40m -v ./kubelet -args -vm)
+
+.PHONY: test-doors
+test-doors: ## CRI, NRI and explain come to the same for each pod of the corpus; prints what a protocol can't carry
+	$(call tier,doors,set -o pipefail; $(E2E) test -count=1 -v ./doors | grep -vE '^ *(=== |--- PASS)')
 
 .PHONY: test-units
 test-units: ## the systemd units, as systemd reads them
@@ -79,6 +106,11 @@ test-units: ## the systemd units, as systemd reads them
 .PHONY: bench-proxy
 bench-proxy: ## what the proxy costs, as ratios to a direct call measured in the same run
 	@$(E2E) run ./cmd/bench-proxy
+
+.PHONY: bench-nri
+bench-nri: ## what the NRI plugin's hooks cost, and an idle plugin beside it
+	@$(GO) test -c -o .cache/bin/bench-nri ./nri-plugin/internal/plugin
+	@TMPDIR=$$(mktemp -d -p /dev/shm) && trap 'rm -rf "$$TMPDIR"' EXIT && export TMPDIR && .cache/bin/bench-nri -test.run '^$$' -test.bench '^BenchmarkTable$$' -test.benchtime 1x
 
 .PHONY: lint
 lint: ## gofmt, vet and golangci-lint, also for the architecture's arrows

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/tideline-io/tideline/integration/node"
 )
 
 // junit is cut from a report of critest 1.37.0.
@@ -44,6 +47,33 @@ func TestParseReport(t *testing.T) {
 	}
 	if _, err := parseReport([]byte("critest: no such socket")); err == nil {
 		t.Error("what is no report gives no error")
+	}
+}
+
+func TestGroup(t *testing.T) {
+	r := report{"[k8s.io] NRI pod": {outcome: passed, seconds: 1.5}, "[k8s.io] NRI other": {outcome: skipped, seconds: 0.5}, "[k8s.io] NRIs": {outcome: failed, seconds: 4}}
+	if g := r.group("NRI"); len(g) != 2 || g.count(passed) != 1 || g.took() != 2*time.Second {
+		t.Errorf("got %v", g)
+	}
+}
+
+func TestParseHooks(t *testing.T) {
+	const text = `# TYPE tideline_cri_hooked_calls_total counter
+tideline_cri_hooked_calls_total{code="0",method="CreateContainer"} 97
+tideline_cri_hooked_calls_total{code="2",method="CreateContainer"} 3
+containerd_nri_plugin_invocations_total{error="",operation="CreateContainer",plugin="90-tideline",status="success"} 98
+containerd_nri_plugin_invocations_total{error="",operation="CreateContainer",plugin="00-cri-test-nri",status="success"} 5
+`
+	for d, want := range map[string]int{node.CRI: 97, node.NRI: 98} {
+		if got, err := parseHooks(hooks[d], text); err != nil || len(got) != 1 || got["CreateContainer"] != want {
+			t.Errorf("%s: got %v, %v", d, got, err)
+		}
+	}
+	if failedHook.MatchString(text) {
+		t.Error("an error is found where there is none")
+	}
+	if !failedHook.MatchString(`containerd_nri_plugin_invocations_total{error="deadline_exceeded",operation="CreateContainer",plugin="90-tideline",status="error"} 1`) {
+		t.Error("an error is not found")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // outcome of a spec.
@@ -115,6 +116,26 @@ func (r report) count(o outcome) int {
 		}
 	}
 	return n
+}
+
+// group gives the specs of one group of critest: its names begin with "[k8s.io] ", the group and a blank.
+func (r report) group(name string) report {
+	out := report{}
+	for n, s := range r {
+		if strings.HasPrefix(n, "[k8s.io] "+name+" ") {
+			out[n] = s
+		}
+	}
+	return out
+}
+
+// took is how long the specs took.
+func (r report) took() time.Duration {
+	var d time.Duration
+	for _, s := range r {
+		d += time.Duration(s.seconds * float64(time.Second))
+	}
+	return d
 }
 
 // named lists the specs that came out so, sorted.

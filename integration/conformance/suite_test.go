@@ -5,11 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,8 +26,9 @@ type run struct {
 	report  report
 	took    time.Duration
 	logs    string         // the ends of all logs
-	hooked  map[string]int // successful calls that the proxy counted, by method; nil without a proxy
-	runtime map[string]int // the same by containerd's log
+	hooked  map[string]int // successful hooks of the door, by method; nil without a door
+	counts  control.Counts // what the door did
+	runtime map[string]int // successful calls by containerd's log, by method
 }
 
 // limit of one run. It takes 3 minutes on an idle machine.
@@ -51,19 +53,30 @@ func critest(t *testing.T, name string, through bool, focus string) (result run)
 			t.Errorf("%s: close the lab: %v", name, err)
 		}
 	}()
+	c, err := l.StartContainerd(ctx, lab.ContainerdOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *door == node.NRI { // the runs have the same containerd
+		if err := c.Configure(ctx, "[plugins.'io.containerd.server.v1.metrics']\n  address = '"+runtimeMetrics+"'\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := c.Socket()
 	var n *node.Node
-	var c *lab.Containerd
-	var socket string
+	var began control.Status
 	if through {
-		if n, err = node.Start(ctx, l, node.Options{}); err != nil {
+		opts := node.Options{Door: *door}
+		if *tier != "" {
+			opts.Policy = fmt.Sprintf(tierPolicy, *tier)
+		}
+		if n, err = node.Behind(ctx, l, c, opts); err != nil {
 			t.Fatal(err)
 		}
-		c, socket = n.Containerd, n.Socket()
-	} else {
-		if c, err = l.StartContainerd(ctx, lab.ContainerdOptions{}); err != nil {
+		socket = n.Socket()
+		if began, err = n.Control.Status(ctx); err != nil {
 			t.Fatal(err)
 		}
-		socket = c.Socket()
 	}
 	if _, err := l.StartRegistry(ctx); err != nil {
 		t.Fatal(err)
@@ -104,15 +117,24 @@ func critest(t *testing.T, name string, through bool, focus string) (result run)
 	if result.runtime, err = inRuntimeLog(c.LogPath()); err != nil {
 		t.Fatal(err)
 	}
-	if through {
-		select {
-		case <-n.Proxy().Done():
-			t.Fatalf("the proxy ended during the run: %v", n.Proxy().Err())
-		default:
-		}
-		if result.hooked, err = inMetrics(ctx, n); err != nil {
-			t.Fatal(err)
-		}
+	if !through {
+		return result
+	}
+	select {
+	case <-n.Proxy().Done():
+		t.Fatalf("the door ended during the run: %v", n.Proxy().Err())
+	default:
+	}
+	end, err := n.Control.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result.counts = end.Counts
+	if a, b := began.Runtime.NRI, end.Runtime.NRI; *door == node.NRI && (a == nil || b == nil || !a.Since.Equal(b.Since)) {
+		t.Errorf("%s: the plugin's connection was lost during the run: %+v, then %+v", name, began.Runtime, end.Runtime)
+	}
+	if result.hooked, err = inMetrics(ctx, n); err != nil {
+		t.Fatal(err)
 	}
 	return result
 }
@@ -164,27 +186,68 @@ func inRuntimeLog(path string) (map[string]int, error) {
 	return calls, nil
 }
 
-// inMetrics reads the successful hooked calls:
+// runtimeMetrics is where containerd serves its metrics, in the lab's own network.
+const runtimeMetrics = "127.0.0.1:1338"
+
+// tierPolicy gives the pods of critest a tier.
+const tierPolicy = `apiVersion: tideline.io/v1alpha1
+kind: QoSPolicy
+metadata: {name: critest}
+spec:
+  rules:
+  - {name: critest, match: {namespaces: ["cri-test-namespace*"]}, tier: %s}
+`
+
+// hooks find the successful hooks of a door in metrics. The proxy counts calls; of the plugin's hooks containerd does:
 //
 //	tideline_cri_hooked_calls_total{code="0",method="CreateContainer"} 97
+//	containerd_nri_plugin_invocations_total{error="",operation="CreateContainer",plugin="90-tideline",status="success"} 98
+var hooks = map[string]*regexp.Regexp{
+	node.CRI: regexp.MustCompile(`(?m)^tideline_cri_hooked_calls_total\{code="0",method="(\w+)"\} (\S+)$`),
+	node.NRI: regexp.MustCompile(`(?m)^containerd_nri_plugin_invocations_total\{error="",operation="(\w+)",plugin="90-tideline",status="success"\} (\S+)$`),
+}
+
+// failedHook finds a hook of the plugin that gave containerd an error.
+var failedHook = regexp.MustCompile(`(?m)^containerd_nri_plugin_invocations_total\{.*plugin="90-tideline",status="error"\} .*$`)
+
 func inMetrics(ctx context.Context, n *node.Node) (map[string]int, error) {
-	code, text, err := n.Get(ctx, control.PathMetrics)
-	if err != nil || code != 200 {
-		return nil, fmt.Errorf("read the proxy's metrics: status %d: %w", code, err)
-	}
-	calls := map[string]int{}
-	for line := range strings.Lines(text) {
-		var method string
-		rest, ok := strings.CutPrefix(line, `tideline_cri_hooked_calls_total{code="0",method="`)
-		if !ok {
-			continue
-		}
-		method, rest, _ = strings.Cut(rest, `"} `)
-		v, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
+	var text string
+	if *door == node.NRI {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+runtimeMetrics+"/v1/metrics", nil)
 		if err != nil {
-			return nil, fmt.Errorf("parse the proxy's metrics: %q: %w", line, err)
+			return nil, err
 		}
-		calls[method] = int(v)
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return nil, fmt.Errorf("read containerd's metrics: %w", err)
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		if err != nil || res.StatusCode != http.StatusOK {
+			return nil, fmt.Errorf("read containerd's metrics: status %d: %w", res.StatusCode, err)
+		}
+		text = string(b)
+	} else {
+		code, body, err := n.Get(ctx, control.PathMetrics)
+		if err != nil || code != http.StatusOK {
+			return nil, fmt.Errorf("read the proxy's metrics: status %d: %w", code, err)
+		}
+		text = body
+	}
+	if line := failedHook.FindString(text); line != "" {
+		return nil, fmt.Errorf("a hook of the plugin failed: %s", line)
+	}
+	return parseHooks(hooks[*door], text)
+}
+
+func parseHooks(of *regexp.Regexp, text string) (map[string]int, error) {
+	calls := map[string]int{}
+	for _, m := range of.FindAllStringSubmatch(text, -1) {
+		v, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return nil, fmt.Errorf("parse metrics: %q: %w", m[0], err)
+		}
+		calls[m[1]] = int(v)
 	}
 	return calls, nil
 }

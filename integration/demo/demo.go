@@ -45,7 +45,8 @@ type Options struct {
 	// BeforeCalls is called before each CRI call, with the node; nil for nothing.
 	BeforeCalls func(n *node.Node, call string)
 	Progress    func(string)
-	Args        []string // further arguments of the proxy
+	Door        string   // node.CRI or node.NRI; "" for node.CRI
+	Args        []string // further arguments of the door
 }
 
 // Names of the manifests, in the order in which their pods are made.
@@ -56,8 +57,12 @@ func Run(ctx context.Context, l *lab.Lab, out io.Writer, opts Options) (bad []st
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
 	}
-	opts.Progress("starting a private containerd and the proxy")
-	n, err := node.Start(ctx, l, node.Options{Policy: Policy, Args: opts.Args})
+	door, through := "proxy", "the proxy"
+	if opts.Door == node.NRI {
+		door, through = "plugin", "containerd with the plugin"
+	}
+	opts.Progress("starting a private containerd and the " + door)
+	n, err := node.Start(ctx, l, node.Options{Policy: Policy, Door: opts.Door, Args: opts.Args})
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +75,7 @@ func Run(ctx context.Context, l *lab.Lab, out io.Writer, opts Options) (bad []st
 		if err != nil {
 			return nil, err
 		}
-		opts.Progress(fmt.Sprintf("creating pod %s/%s through the proxy", spec.Namespace, spec.Name))
+		opts.Progress(fmt.Sprintf("creating pod %s/%s through %s", spec.Namespace, spec.Name, through))
 		p, err := n.Kubelet.RunPod(ctx, spec)
 		if err != nil {
 			return nil, err
@@ -134,10 +139,13 @@ func Manifest(file string, i int) (*corev1.Pod, error) {
 	if err := yaml.UnmarshalStrict(b, &p); err != nil {
 		return nil, fmt.Errorf("parse %s: %w", file, err)
 	}
-	p.UID = types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i+1))
+	p.UID = UID(i + 1)
 	kube.Admit(&p)
 	return &p, nil
 }
+
+// UID is the i-th UID.
+func UID(i int) types.UID { return types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i)) }
 
 // found is what readback tells of a container.
 type found struct {

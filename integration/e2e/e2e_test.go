@@ -27,13 +27,13 @@ import (
 
 // be is what the demo's batch pod has in the kernel.
 var be = map[policy.Knob]string{
-	policy.CPUSetCPUs: "1", policy.CPUWeight: policy.Unset, policy.CPUMax: "50000 100000", policy.CPUIdle: "1",
+	policy.CPUSetCPUs: pool, policy.CPUWeight: policy.Unset, policy.CPUMax: "50000 100000", policy.CPUIdle: "1",
 	policy.MemoryHigh: "120795136", policy.MemoryMax: "134217728",
 }
 
 // ls is the same for the service.
 var ls = map[policy.Knob]string{
-	policy.CPUSetCPUs: "1", policy.CPUMax: "100000 100000", policy.CPUMaxBurst: "100000", policy.CPUIdle: "0",
+	policy.CPUSetCPUs: pool, policy.CPUMax: "100000 100000", policy.CPUMaxBurst: "100000", policy.CPUIdle: "0",
 	policy.MemoryLow: "33554432", policy.MemoryMax: "134217728",
 }
 
@@ -41,7 +41,7 @@ func TestDemo(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	var out bytes.Buffer
-	bad, err := demo.Run(ctx, lab.ForTest(t, "demo"), &out, demo.Options{Manifests: manifests(t)})
+	bad, err := demo.Run(ctx, lab.ForTest(t, "demo"), &out, demo.Options{Manifests: manifests(t), Door: door})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,18 +92,19 @@ func TestResize(t *testing.T) {
 	if err := n.RestartProxy(ctx, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+	known(t, ctx, n, 1)
 	asked(t, "after SIGKILL of the proxy", shown(t, ctx, n, c.ID), c.Asked)
 	resize("up after SIGKILL of the proxy", "2", "200000")
 
 	// The kubelet's CPU manager sends cpusets alone after its restart.
-	if err := n.Kubelet.Update(ctx, c, policy.Resources{CPUSetCPUs: "0-1"}); err != nil {
+	if err := n.Kubelet.Update(ctx, c, policy.Resources{CPUSetCPUs: online(t)}); err != nil {
 		t.Fatal(err)
 	}
 	values := maps.Clone(ls)
 	values[policy.CPUMax], values[policy.CPUMaxBurst] = "200000 100000", "200000"
-	want(t, "cpuset-only update", at, values) // "0-1" cut by the pool is still "1"
-	if got := shown(t, ctx, n, c.ID); got.GetCpusetCpus() != "0-1" || got.GetCpuQuota() != 200000 {
-		t.Errorf("cpuset-only update: status shows cpuset %q and quota %d, want 0-1 and 200000", got.GetCpusetCpus(), got.GetCpuQuota())
+	want(t, "cpuset-only update", at, values) // all CPUs cut by the pool are still the pool
+	if got := shown(t, ctx, n, c.ID); door == node.CRI && (got.GetCpusetCpus() != online(t) || got.GetCpuQuota() != 200000) {
+		t.Errorf("cpuset-only update: status shows cpuset %q and quota %d, want all CPUs and 200000", got.GetCpusetCpus(), got.GetCpuQuota())
 	}
 }
 
@@ -135,6 +136,7 @@ func TestBatchUpdates(t *testing.T) {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.when, err)
 		}
+		known(t, ctx, n, 1)
 		check(step.when)
 	}
 }
@@ -142,11 +144,12 @@ func TestBatchUpdates(t *testing.T) {
 // TestAdopted: a container that was there before the proxy gets a cpuset and a quota with the next update, and never
 // cpu.idle, since the runtime's stored spec has shares.
 func TestAdopted(t *testing.T) {
+	if door == node.NRI {
+		t.Skip("the plugin's is TestSynchronize")
+	}
 	ctx, n := start(t, node.Options{Policy: demo.Policy})
-	through := n.Kubelet.CRI
-	n.Kubelet.CRI = n.Direct
-	p := run(t, ctx, n, manifest(t, "be"))
-	n.Kubelet.CRI = through
+	var p *node.Pod
+	without(t, ctx, n, func() { p = run(t, ctx, n, manifest(t, "be")) })
 	c := p.Containers[0]
 	if err := n.RestartProxy(ctx, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -159,29 +162,26 @@ func TestAdopted(t *testing.T) {
 	if err := n.Kubelet.Update(ctx, c, c.Asked); err != nil {
 		t.Fatal(err)
 	}
-	want(t, "updated", cgroupOf(p, 0), map[policy.Knob]string{policy.CPUSetCPUs: "1", policy.CPUWeight: weight(2), policy.CPUIdle: "0", policy.CPUMax: "50000 100000"})
+	want(t, "updated", cgroupOf(p, 0), map[policy.Knob]string{policy.CPUSetCPUs: pool, policy.CPUWeight: weight(2), policy.CPUIdle: "0", policy.CPUMax: "50000 100000"})
 	asked(t, "updated", shown(t, ctx, n, c.ID), c.Asked)
 }
 
 // TestDisable: afterwards the kernel has what it would have had without us, and a later update brings nothing back.
 func TestDisable(t *testing.T) {
 	ctx, n := start(t, node.Options{Policy: demo.Policy})
-	through := n.Kubelet.CRI
-	compare := map[string]map[string]string{}
-	n.Kubelet.CRI = n.Direct
-	for _, name := range demo.Names {
-		spec := manifest(t, name)
-		p := run(t, ctx, n, spec)
-		compare[name], compare[name+" pod"] = node.Files(cgroupOf(p, 0)), node.Files(p.Cgroup)
-		if err := n.Kubelet.Remove(ctx, p); err != nil {
-			t.Fatal(err)
+	compare, classes := map[string]map[string]string{}, map[string]map[string]string{}
+	without(t, ctx, n, func() {
+		for _, name := range demo.Names {
+			p := run(t, ctx, n, manifest(t, name))
+			compare[name], compare[name+" pod"] = node.Files(cgroupOf(p, 0)), node.Files(p.Cgroup)
+			if err := n.Kubelet.Remove(ctx, p); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	classes := map[string]map[string]string{}
-	for _, class := range []string{"", "/burstable", "/besteffort"} {
-		classes[class] = node.Files(n.Kubelet.Root() + class)
-	}
-	n.Kubelet.CRI = through
+		for _, class := range node.Classes {
+			classes[class] = node.Files(n.Kubelet.Class(class))
+		}
+	})
 	pods := map[string]*node.Pod{}
 	for _, name := range demo.Names {
 		pods[name] = run(t, ctx, n, manifest(t, name))
@@ -203,7 +203,7 @@ func TestDisable(t *testing.T) {
 			differ(t, when+": pod "+name, compare[name+" pod"], node.Files(pods[name].Cgroup))
 		}
 		for class, files := range classes {
-			differ(t, when+": class "+class, files, node.Files(n.Kubelet.Root()+class))
+			differ(t, when+": class "+class, files, node.Files(n.Kubelet.Class(class)))
 		}
 	}
 	same("disabled")
@@ -245,15 +245,15 @@ func TestDisable(t *testing.T) {
 func TestObserve(t *testing.T) {
 	ctx, n := start(t, node.Options{Policy: demo.Policy, Mode: "observe"})
 	for _, name := range []string{"be", "ls"} {
-		through := n.Kubelet.CRI
-		n.Kubelet.CRI = n.Direct
+		var files, pod map[string]string
+		without(t, ctx, n, func() {
+			p := run(t, ctx, n, manifest(t, name))
+			files, pod = node.Files(cgroupOf(p, 0)), node.Files(p.Cgroup)
+			if err := n.Kubelet.Remove(ctx, p); err != nil {
+				t.Fatal(err)
+			}
+		})
 		p := run(t, ctx, n, manifest(t, name))
-		files, pod := node.Files(cgroupOf(p, 0)), node.Files(p.Cgroup)
-		if err := n.Kubelet.Remove(ctx, p); err != nil {
-			t.Fatal(err)
-		}
-		n.Kubelet.CRI = through
-		p = run(t, ctx, n, manifest(t, name))
 		differ(t, name, files, node.Files(cgroupOf(p, 0)))
 		differ(t, name+" pod", pod, node.Files(p.Cgroup))
 		view, err := n.Control.ExplainPod(ctx, p.Spec.Namespace, p.Spec.Name)
@@ -296,7 +296,7 @@ func TestBadInput(t *testing.T) {
 				}
 			}()
 			if tc.refused != "" {
-				if status.Code(unwrap(err)) != codes.FailedPrecondition || !strings.Contains(err.Error(), tc.refused) {
+				if door == node.CRI && status.Code(unwrap(err)) != codes.FailedPrecondition || err == nil || !strings.Contains(err.Error(), tc.refused) {
 					t.Errorf("got %v, want FailedPrecondition that names %s", err, tc.refused)
 				}
 				return
@@ -315,6 +315,9 @@ func TestBadInput(t *testing.T) {
 
 // TestRuntimeAway: calls end as Unavailable while the runtime is away, and work when it is back.
 func TestRuntimeAway(t *testing.T) {
+	if door == node.NRI {
+		t.Skip("no call passes through the plugin; TestPluginFaults kills the runtime")
+	}
 	ctx, n := start(t, node.Options{})
 	version := func() error {
 		_, err := n.Kubelet.CRI.Runtime.Version(ctx, &runtimeapi.VersionRequest{})

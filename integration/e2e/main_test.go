@@ -1,5 +1,6 @@
-// Package e2e tests the proxy with the real containerd and runc and the kernel's own files: on the host with cgroup v1,
-// and with -args -vm the same tests in a VM with cgroup v2.
+// Package e2e tests the doors with the real containerd and runc and the kernel's own files: on the host with cgroup v1,
+// with -args -vm the same tests in a VM with cgroup v2 and four NUMA nodes, and with -args -vm -init systemd in one where
+// cgroups are systemd's; the proxy, and with -args -door nri the plugin.
 package e2e
 
 import (
@@ -18,6 +19,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/integration/demo"
 	"github.com/tideline-io/tideline/integration/guest"
@@ -25,22 +27,30 @@ import (
 	"github.com/tideline-io/tideline/integration/node"
 	"github.com/tideline-io/tideline/integration/own"
 	"github.com/tideline-io/tideline/integration/parts"
+	"github.com/tideline-io/tideline/integration/vm"
 	"github.com/tideline-io/tideline/internal/facts/kube"
 	"github.com/tideline-io/tideline/internal/policy"
 	"github.com/tideline-io/tideline/internal/units"
 )
 
+// door is the one that is tested.
+var door = node.CRI
+
 func TestMain(m *testing.M) {
-	vm := flag.Bool("vm", false, "run the tests in a VM with cgroup v2")
+	flag.StringVar(&door, "door", node.CRI, "cri: the proxy; nri: the plugin")
+	inVM := flag.Bool("vm", false, "run the tests in a VM with cgroup v2")
+	first := flag.String("init", "", "systemd: have it as the VM's init, and its cgroup driver")
 	flag.Parse()
-	if *vm && os.Getenv(lab.Env) == "" {
+	if *inVM && os.Getenv(lab.Env) == "" {
 		var args []string
 		flag.Visit(func(f *flag.Flag) {
-			if f.Name == "test.run" || f.Name == "test.skip" || f.Name == "test.v" || f.Name == "test.failfast" {
+			if f.Name == "test.run" || f.Name == "test.skip" || f.Name == "test.v" || f.Name == "test.failfast" || f.Name == "door" {
 				args = append(args, "-"+f.Name+"="+f.Value.String())
 			}
 		})
-		exit, err := guest.Run(context.Background(), guest.Config{Args: append(args, "-test.timeout=40m"), Limit: 40 * time.Minute})
+		exit, err := guest.Run(context.Background(), guest.Config{
+			Args: append(args, "-test.timeout=40m"), Limit: 40 * time.Minute, Init: vm.Init(*first), CPUs: 4, NUMA: 4,
+		})
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "e2e:", err)
 			exit = 1
@@ -60,6 +70,7 @@ func start(t *testing.T, opts node.Options) (context.Context, *node.Node) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
+	opts.Door = door
 	n, err := node.Start(ctx, lab.ForTest(t, strings.ToLower(t.Name())), opts)
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +88,26 @@ func manifest(t *testing.T, name string) *corev1.Pod {
 	return p
 }
 
+// without has f make pods that no door touches.
+func without(t *testing.T, ctx context.Context, n *node.Node, f func()) {
+	t.Helper()
+	if door == node.CRI {
+		through := n.Kubelet.CRI
+		n.Kubelet.CRI = n.Direct
+		f()
+		n.Kubelet.CRI = through
+		return
+	}
+	for _, on := range []bool{true, false} {
+		if _, err := n.Control.Bypass(ctx, on); err != nil {
+			t.Fatal(err)
+		}
+		if on {
+			f()
+		}
+	}
+}
+
 func run(t *testing.T, ctx context.Context, n *node.Node, spec *corev1.Pod) *node.Pod {
 	t.Helper()
 	p, err := n.Kubelet.RunPod(ctx, spec)
@@ -90,6 +121,10 @@ func run(t *testing.T, ctx context.Context, n *node.Node, spec *corev1.Pod) *nod
 func want(t *testing.T, when, cgroup string, values map[policy.Knob]string) {
 	t.Helper()
 	files := node.Files(cgroup)
+	if values[policy.CPUSetCPUs] == pool {
+		values = maps.Clone(values)
+		values[policy.CPUSetCPUs] = rest(t)
+	}
 	for _, k := range slices.Sorted(maps.Keys(values)) {
 		if !lab.Unified() && (k == policy.MemoryLow || k == policy.MemoryHigh) {
 			continue
@@ -100,7 +135,29 @@ func want(t *testing.T, when, cgroup string, values map[policy.Knob]string) {
 	}
 }
 
+// pool is the CPUs of the shared pool under demo.Policy, which reserves CPU 0, on a machine with two; want puts those of
+// this machine in its place.
+const pool = "1"
+
+func rest(t *testing.T) string {
+	t.Helper()
+	all, err := cpuset.Parse(online(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.Difference(cpuset.New(0)).String()
+}
+
 func cgroupOf(p *node.Pod, i int) string { return p.Cgroup + "/" + p.Containers[i].ID }
+
+// known waits until the door has read the runtime's containers, without which a status shows our values.
+func known(t *testing.T, ctx context.Context, n *node.Node, containers int) {
+	t.Helper()
+	eventually(t, "the door knows the containers", func() bool {
+		cs, err := n.Control.Containers(ctx)
+		return err == nil && len(cs) == containers
+	})
+}
 
 // shown asks for a container's resources as the kubelet does.
 func shown(t *testing.T, ctx context.Context, n *node.Node, id string) *runtimeapi.LinuxContainerResources {
@@ -112,9 +169,12 @@ func shown(t *testing.T, ctx context.Context, n *node.Node, id string) *runtimea
 	return res.GetStatus().GetResources().GetLinux()
 }
 
-// asked checks that a status shows what the kubelet asked for.
+// asked checks that a status shows what the kubelet asked for. No NRI plugin sees a status: docs/doors.md.
 func asked(t *testing.T, when string, got *runtimeapi.LinuxContainerResources, r policy.Resources) {
 	t.Helper()
+	if door == node.NRI {
+		return
+	}
 	want := node.Resources(r)
 	type fields struct{ shares, quota, memory int64 }
 	g, w := fields{got.GetCpuShares(), got.GetCpuQuota(), got.GetMemoryLimitInBytes()}, fields{want.GetCpuShares(), want.GetCpuQuota(), want.GetMemoryLimitInBytes()}

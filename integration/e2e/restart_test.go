@@ -20,7 +20,7 @@ func TestRestartEverywhere(t *testing.T) {
 	kills := 0
 	table := func(name string, before func(*node.Node, string)) string {
 		var out bytes.Buffer
-		bad, err := demo.Run(ctx, lab.ForTest(t, name), &out, demo.Options{Manifests: manifests(t), BeforeCalls: before})
+		bad, err := demo.Run(ctx, lab.ForTest(t, name), &out, demo.Options{Manifests: manifests(t), Door: door, BeforeCalls: before})
 		if err != nil {
 			t.Fatal(err)
 		}

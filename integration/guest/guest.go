@@ -31,8 +31,10 @@ type Config struct {
 	Args   []string
 	Parts  []string // names beyond the container runtime's
 	Env    []string
+	Init   vm.Init
 	CPUs   int // 0: 2
 	Memory int // MiB, 0: 2048
+	NUMA   int // nodes, 0: 1
 	Limit  time.Duration
 	Stdout io.Writer // nil: os.Stdout
 	Port   map[int]int
@@ -70,7 +72,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 	for name, p := range built {
 		files[partsDir+"/"+name] = p
 	}
-	for _, name := range []string{own.Proxy, own.CLI, own.Readback} {
+	for _, name := range []string{own.Proxy, own.Plugin, own.CLI, own.Readback} {
 		files[binDir+"/"+name] = filepath.Join(bin, name)
 	}
 	if cfg.CPUs == 0 {
@@ -80,7 +82,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 		cfg.Memory = 2048
 	}
 	exit, err := vm.Run(ctx, vm.Config{
-		Files: files, Program: "/tideline/run", Args: cfg.Args, CPUs: cfg.CPUs, MemoryMiB: cfg.Memory, Limit: cfg.Limit, Stdout: cfg.Stdout, Ports: cfg.Port, Network: cfg.Network,
+		Init: cfg.Init, NUMANodes: cfg.NUMA, Files: files, Program: "/tideline/run", Args: cfg.Args, CPUs: cfg.CPUs, MemoryMiB: cfg.Memory, Limit: cfg.Limit, Stdout: cfg.Stdout, Ports: cfg.Port, Network: cfg.Network,
 		Modules: []string{"veth", "bridge"},
 		Env:     append([]string{parts.DirEnv + "=" + partsDir, own.DirEnv + "=" + binDir}, cfg.Env...),
 	})

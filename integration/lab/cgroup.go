@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,6 +22,13 @@ const cgroupRoot = "/sys/fs/cgroup"
 // for the rest beside them.
 func Unified() bool {
 	return isFS(cgroupRoot, unix.CGROUP2_SUPER_MAGIC)
+}
+
+// Systemd reports whether this is a VM whose cgroups are systemd's: it owns the root, and pods are slices that it is
+// asked for.
+func Systemd() bool {
+	_, err := os.Stat("/run/systemd/system") // as sd_booted(3) does it
+	return err == nil && os.Getenv(Env) == roleVM && Unified()
 }
 
 func isFS(path string, magic int64) bool {
@@ -201,7 +209,23 @@ func MakeCgroup(path string) error { return makeCgroup(strings.TrimPrefix(path, 
 
 // RemoveCgroup removes the cgroup at an absolute path, below the lab's own, with all below it, and ends what runs there.
 func RemoveCgroup(path string) error {
+	if Systemd() && strings.HasSuffix(path, ".slice") {
+		return removeSlice(path)
+	}
 	return removeCgroup(strings.TrimPrefix(path, "/"), 10*time.Second)
+}
+
+// removeSlice stops a slice with all below it. What runs there is killed first, as systemd would wait 90 s for each
+// process that does not heed a SIGTERM.
+func removeSlice(path string) error {
+	kill := filepath.Join(cgroupRoot, path, "cgroup.kill")
+	if err := os.WriteFile(kill, []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("write %s: 1: %w", kill, err)
+	}
+	if out, err := exec.Command("systemctl", "stop", filepath.Base(path)).CombinedOutput(); err != nil {
+		return fmt.Errorf("stop %s: %w: %s", filepath.Base(path), err, strings.TrimSpace(string(out)))
+	}
+	return nil
 }
 
 // RemoveEmptyCgroup removes the cgroup at an absolute path from the hierarchies in which there is nothing in it. It is

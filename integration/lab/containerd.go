@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -210,7 +211,7 @@ state = '{{.Dir}}/containerd-state'
       runtime_type = 'io.containerd.runc.v2'
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
         BinaryName = '{{.Dir}}/bin/runc'
-        SystemdCgroup = false
+        SystemdCgroup = {{.Systemd}}
 [plugins.'io.containerd.service.v1.tasks-service']
   rdt_config_file = '{{if .RDT}}{{.Dir}}/rdt.yaml{{end}}'
   blockio_config_file = '{{if .BlockIO}}{{.Dir}}/blockio.yaml{{end}}'
@@ -238,9 +239,9 @@ func (l *Lab) writeContainerdConfig(opts ContainerdOptions) error {
 		return err
 	}
 	values := struct {
-		Dir, Snapshotter, Pause   string
-		RestrictOOM, RDT, BlockIO bool
-	}{l.dir, "overlayfs", images.Pause, restrict, opts.RDTConfig != "", opts.BlockIOConfig != ""}
+		Dir, Snapshotter, Pause            string
+		RestrictOOM, Systemd, RDT, BlockIO bool
+	}{l.dir, "overlayfs", images.Pause, restrict, Systemd(), opts.RDTConfig != "", opts.BlockIOConfig != ""}
 	if isFS(l.dir, unix.OVERLAYFS_SUPER_MAGIC) {
 		values.Snapshotter = "native" // an overlay can't lie on an overlay
 	}
@@ -301,6 +302,19 @@ func lacksSysResource() (bool, error) {
 		return false, fmt.Errorf("read capabilities: %w", err)
 	}
 	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) == 0, nil
+}
+
+// Configure adds TOML to the configuration and restarts containerd.
+func (c *Containerd) Configure(ctx context.Context, toml string) error {
+	f, err := os.OpenFile(filepath.Join(c.lab.dir, "containerd.toml"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("configure containerd: %w", err)
+	}
+	_, err = f.WriteString(toml)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("configure containerd: %w", err)
+	}
+	return c.Restart(ctx, syscall.SIGTERM)
 }
 
 // Restart ends containerd by a signal and starts it again. The containers run

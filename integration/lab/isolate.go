@@ -352,8 +352,10 @@ func enterVM() error {
 	if err != nil {
 		return err
 	}
-	if err := makeCgroup(filepath.Base(dir)); err != nil {
-		return err
+	if !Systemd() {
+		if err := makeCgroup(filepath.Base(dir)); err != nil {
+			return err
+		}
 	}
 	return errors.Join(os.Setenv(nameEnv, filepath.Base(dir)), os.Setenv(dirEnv, dir))
 }

@@ -54,6 +54,11 @@ func New(name string) (*Lab, error) {
 	if err := os.Mkdir(l.BinDir(), 0o755); err != nil {
 		return nil, fmt.Errorf("make a lab: %w", err)
 	}
+	if Systemd() {
+		l.cgroup = ""
+		l.onClose(func() error { return RemoveCgroup("/kubepods.slice") })
+		return l, nil
+	}
 	if err := makeCgroup(l.cgroup); err != nil {
 		return nil, errors.Join(fmt.Errorf("make a lab: %w", err), l.Close())
 	}
@@ -97,7 +102,8 @@ func (l *Lab) Dir() string { return l.dir }
 func (l *Lab) BinDir() string { return filepath.Join(l.dir, "bin") }
 
 // CgroupParent returns the absolute path of the lab's cgroup, below the root
-// of every hierarchy. All pods belong below it.
+// of every hierarchy. All pods belong below it. Where Systemd reports true it is
+// "/": pods belong below kubepods.slice, and there is one lab at a time.
 func (l *Lab) CgroupParent() string { return "/" + l.cgroup }
 
 // CgroupFile returns the path of a file of a cgroup: controller names the v1

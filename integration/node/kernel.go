@@ -16,8 +16,10 @@ var controllers = map[string][]string{
 	"blkio":  {"blkio.bfq.weight", "blkio.throttle.write_bps_device", "io.bfq.weight", "io.weight", "io.max"},
 }
 
-// Files reads the files of one cgroup, those that there are, by name.
+// Files reads the files of one cgroup, those that there are, by name. A container may be named by its pod's cgroup and
+// its ID with either cgroup driver.
 func Files(cgroup string) map[string]string {
+	cgroup = scope(cgroup)
 	files := map[string]string{}
 	for controller, names := range controllers {
 		for _, n := range names {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"strconv"
 
@@ -24,14 +23,14 @@ type Kubelet struct {
 	CRI     *lab.CRI
 	Options kube.Options
 
-	lab  *lab.Lab
-	root string // cgroup of all pods: below the lab's, ends in /kubepods
+	lab   *lab.Lab
+	above string // what the kubelet's names of cgroups are below: the lab's cgroup, or "" where they are systemd's slices
 
 	step func(call string) // called before each CRI call
 }
 
 func newKubelet(l *lab.Lab, c *lab.CRI) (*Kubelet, error) {
-	k := &Kubelet{CRI: c, lab: l, root: l.CgroupParent() + "/kubepods", step: func(string) {}, Options: kube.Options{CgroupVersion: 1}}
+	k := &Kubelet{CRI: c, lab: l, above: l.CgroupParent(), step: func(string) {}, Options: kube.Options{CgroupVersion: 1}}
 	if lab.Unified() {
 		k.Options.CgroupVersion = 2
 	}
@@ -39,16 +38,40 @@ func newKubelet(l *lab.Lab, c *lab.CRI) (*Kubelet, error) {
 	if k.Options.MemTotalBytes, err = memTotal(); err != nil {
 		return nil, err
 	}
-	for _, class := range []string{"", "/burstable", "/besteffort"} {
-		if err := lab.MakeCgroup(k.root + class); err != nil {
+	if lab.Systemd() {
+		k.above, k.Options.CgroupDriver = "", kube.Systemd
+	}
+	for _, class := range Classes {
+		if !lab.Systemd() {
+			err = lab.MakeCgroup(k.Class(class))
+		} else if class == "besteffort" {
+			err = startSlice(context.Background(), k.Class(class), "CPUWeight t 1")
+		} else {
+			err = startSlice(context.Background(), k.Class(class))
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
 	return k, nil
 }
 
+// Classes are the QoS classes that have a cgroup; "" is the one of all pods.
+var Classes = []string{"", "burstable", "besteffort"}
+
 // Root is the cgroup of all pods.
-func (k *Kubelet) Root() string { return k.root }
+func (k *Kubelet) Root() string { return k.Class("") }
+
+// Class is the cgroup of a class.
+func (k *Kubelet) Class(class string) string {
+	if class == "" {
+		return k.above + map[bool]string{false: "/kubepods", true: "/kubepods.slice"}[lab.Systemd()]
+	}
+	if lab.Systemd() {
+		return k.Class("") + "/kubepods-" + class + ".slice"
+	}
+	return k.Class("") + "/" + class
+}
 
 // BeforeCalls has f called before each CRI call, with its name.
 func (k *Kubelet) BeforeCalls(f func(call string)) { k.step = f }
@@ -93,8 +116,8 @@ func (k *Kubelet) RunSandbox(ctx context.Context, spec *corev1.Pod) (*Pod, error
 		return nil, fmt.Errorf("pod %s/%s has no UID", spec.Namespace, spec.Name)
 	}
 	facts := kube.Pod(spec, k.Options)
-	p := &Pod{Spec: spec, Cgroup: path.Dir(k.root) + facts.CgroupParent}
-	if err := k.makePodCgroup(p); err != nil {
+	p := &Pod{Spec: spec, Cgroup: k.above + facts.CgroupParent}
+	if err := k.makePodCgroup(ctx, p); err != nil {
 		return p, err
 	}
 	logs := filepath.Join(k.lab.Dir(), "podlogs", string(spec.UID))
@@ -124,11 +147,16 @@ func (k *Kubelet) RunSandbox(ctx context.Context, spec *corev1.Pod) (*Pod, error
 }
 
 // makePodCgroup makes the pod's cgroup and writes what the kubelet writes there.
-func (k *Kubelet) makePodCgroup(p *Pod) error {
-	if err := lab.MakeCgroup(p.Cgroup); err != nil {
+func (k *Kubelet) makePodCgroup(ctx context.Context, p *Pod) error {
+	r := kube.PodResources(p.Spec, k.Options)
+	if lab.Systemd() {
+		if err := startSlice(ctx, p.Cgroup, properties(r)...); err != nil {
+			return err
+		}
+	} else if err := lab.MakeCgroup(p.Cgroup); err != nil {
 		return err
 	}
-	return k.writePod(p, kube.PodResources(p.Spec, k.Options))
+	return k.writePod(p, r)
 }
 
 func (k *Kubelet) writePod(p *Pod, r policy.Resources) error {
@@ -173,7 +201,21 @@ func (k *Kubelet) ResizePod(ctx context.Context, p *Pod) error {
 	}); err != nil {
 		return fmt.Errorf("update sandbox of pod %s: %w", p.Spec.Name, err)
 	}
+	if lab.Systemd() {
+		if err := setSlice(ctx, p.Cgroup, properties(r)...); err != nil {
+			return err
+		}
+	}
 	return k.writePod(p, r)
+}
+
+// KeepClass sets the weight of a class, as the kubelet does for all of them once a minute.
+func (k *Kubelet) KeepClass(ctx context.Context, class string, shares int64) error {
+	r := policy.Resources{CPUShares: &shares}
+	if lab.Systemd() {
+		return setSlice(ctx, k.Class(class), properties(r)...)
+	}
+	return k.writePod(&Pod{Cgroup: k.Class(class)}, r)
 }
 
 // Resources is a CRI message that asks for r.

@@ -1,5 +1,5 @@
-// Package node puts a node together in a lab: containerd, our proxy in front of it, and something that creates pods as
-// a kubelet does. Everything ends with the lab.
+// Package node puts a node together in a lab: containerd, one of our doors, and something that creates pods as a kubelet
+// does. Everything ends with the lab.
 //
 //	n, err := node.Start(ctx, l, node.Options{})
 //	pod, err := n.Kubelet.RunPod(ctx, manifest)
@@ -23,15 +23,22 @@ import (
 type Options struct {
 	Policy string   // content of the policy file; "" for the built-in policy
 	Mode   string   // "" for enforce
-	Args   []string // further arguments of the proxy
-	Env    []string // environment of the proxy
+	Door   string   // CRI or NRI; "" for CRI
+	Args   []string // further arguments of the door
+	Env    []string // environment of the door
 }
+
+// Doors.
+const (
+	CRI = "cri" // the proxy
+	NRI = "nri" // the plugin
+)
 
 // Node is a running node.
 type Node struct {
 	Lab        *lab.Lab
 	Containerd *lab.Containerd
-	Kubelet    *Kubelet // talks to the proxy
+	Kubelet    *Kubelet // talks to the proxy, or to containerd where the door is NRI
 	Direct     *lab.CRI // talks to containerd
 	Control    *control.Client
 
@@ -40,7 +47,7 @@ type Node struct {
 	proxy *lab.Process
 }
 
-// Start starts containerd and the proxy.
+// Start starts containerd and the door.
 func Start(ctx context.Context, l *lab.Lab, opts Options) (*Node, error) {
 	c, err := l.StartContainerd(ctx, lab.ContainerdOptions{})
 	if err != nil {
@@ -78,8 +85,13 @@ func Behind(ctx context.Context, l *lab.Lab, c *lab.Containerd, opts Options) (*
 	return n, err
 }
 
-// Socket is the proxy's CRI socket.
-func (n *Node) Socket() string { return filepath.Join(n.dir, "cri.sock") }
+// Socket is where a kubelet finds its runtime.
+func (n *Node) Socket() string {
+	if n.opts.Door == NRI {
+		return n.Containerd.Socket()
+	}
+	return filepath.Join(n.dir, "cri.sock")
+}
 
 // ControlSocket is the proxy's control socket.
 func (n *Node) ControlSocket() string { return filepath.Join(n.RunDir(), "control.sock") }
@@ -98,20 +110,27 @@ func (n *Node) SetPolicy(text string) error {
 	return nil
 }
 
-// StartProxy starts the proxy, for the first time or after its end.
+// StartProxy starts the door, for the first time or after its end.
 func (n *Node) StartProxy(ctx context.Context) error {
 	dir, err := own.Dir()
 	if err != nil {
 		return err
 	}
-	args := []string{"--listen", "unix://" + n.Socket(), "--runtime-endpoint", "unix://" + n.Containerd.Socket(), "--run-dir", n.RunDir(), "--log-level", "debug"}
+	name, program := "proxy", own.Proxy
+	args := []string{"--run-dir", n.RunDir(), "--log-level", "debug"}
+	if n.opts.Door == NRI {
+		name, program = "plugin", own.Plugin
+		args = append(args, "--nri-socket", n.Containerd.NRISocket())
+	} else {
+		args = append(args, "--listen", "unix://"+n.Socket(), "--runtime-endpoint", "unix://"+n.Containerd.Socket())
+	}
 	if n.opts.Policy != "" {
 		args = append(args, "--policy", n.PolicyFile())
 	}
 	if n.opts.Mode != "" {
 		args = append(args, "--mode", n.opts.Mode)
 	}
-	if lab.Unified() { // an emulated machine is 25 times slower
+	if lab.Unified() && n.opts.Door != NRI { // an emulated machine is 25 times slower
 		args = append(args, "--decision-budget", "3s")
 	}
 	ready := func(ctx context.Context) error {
@@ -121,24 +140,48 @@ func (n *Node) StartProxy(ctx context.Context) error {
 		}
 		return err
 	}
-	n.proxy, err = n.Lab.StartProcess(ctx, lab.ProcessSpec{Name: "proxy", Path: filepath.Join(dir, own.Proxy), Args: append(args, n.opts.Args...), Env: n.opts.Env, Ready: ready})
+	n.proxy, err = n.Lab.StartProcess(ctx, lab.ProcessSpec{Name: name, Path: filepath.Join(dir, program), Args: append(args, n.opts.Args...), Env: n.opts.Env, Ready: ready})
 	return err
 }
 
-// Proxy is the process of the proxy.
+// Proxy is the process of the door.
 func (n *Node) Proxy() *lab.Process { return n.proxy }
 
-// RestartProxy ends the proxy with a signal and starts it again.
-func (n *Node) RestartProxy(ctx context.Context, s syscall.Signal) error {
+// StopProxy ends the door with a signal and waits for its end.
+func (n *Node) StopProxy(ctx context.Context, s syscall.Signal) error {
 	if err := n.proxy.Signal(s); err != nil {
 		return err
 	}
 	select {
 	case <-n.proxy.Done():
+		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the proxy's end: %w", ctx.Err())
+		return fmt.Errorf("wait for the door's end: %w", ctx.Err())
+	}
+}
+
+// RestartProxy ends the door with a signal and starts it again.
+func (n *Node) RestartProxy(ctx context.Context, s syscall.Signal) error {
+	if err := n.StopProxy(ctx, s); err != nil {
+		return err
 	}
 	return n.StartProxy(ctx)
+}
+
+// Switch ends the door and starts the other one, and points the kubelet at its runtime anew.
+func (n *Node) Switch(ctx context.Context, door string) error {
+	if err := n.StopProxy(ctx, syscall.SIGTERM); err != nil {
+		return err
+	}
+	n.opts.Door = door
+	if err := n.StartProxy(ctx); err != nil {
+		return err
+	}
+	cri, err := lab.DialCRI(n.Socket())
+	if err == nil {
+		n.Kubelet.CRI = cri
+	}
+	return err
 }
 
 // Get reads a path of the control socket as text.

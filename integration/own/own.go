@@ -18,6 +18,7 @@ import (
 // Names of the programs.
 const (
 	Proxy    = "tideline-runtime-proxy"
+	Plugin   = "tideline-nri-plugin"
 	CLI      = "tideline"
 	Readback = "readback"
 )
@@ -38,7 +39,7 @@ func Build(ctx context.Context, log io.Writer) (string, error) {
 	}
 	dir := filepath.Join(root, ".cache", "bin")
 	for _, b := range []struct{ module, pkg, name string }{
-		{root, "./runtime-proxy", Proxy}, {root, "./cmd/tideline", CLI}, {filepath.Join(root, "integration"), "./cmd/readback", Readback},
+		{root, "./runtime-proxy", Proxy}, {root, "./nri-plugin", Plugin}, {root, "./cmd/tideline", CLI}, {filepath.Join(root, "integration"), "./cmd/readback", Readback},
 	} {
 		fmt.Fprintf(log, "own: building %s\n", b.name)
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, b.name), b.pkg)

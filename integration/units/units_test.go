@@ -18,6 +18,7 @@ import (
 const (
 	socketUnit  = "tideline-runtime-proxy.socket"
 	serviceUnit = "tideline-runtime-proxy.service"
+	pluginUnit  = "tideline-nri-plugin.service"
 	unitDir     = "etc/systemd/system"
 	systemUnits = "/usr/lib/systemd/system"
 )
@@ -51,8 +52,8 @@ func write(t *testing.T, name, text string, mode os.FileMode) {
 	}
 }
 
-// verify runs systemd-analyze on a tree as docs/install-node.md makes it, with the service changed by edit. The tree
-// has systemd's own units, since ours refer to them, and a program, since the verifier looks for ExecStart.
+// verify runs systemd-analyze on a tree as docs/install-node.md makes it, with the services changed by edit. The tree
+// has systemd's own units, since ours refer to them, and programs, since the verifier looks for ExecStart.
 func verify(t *testing.T, edit func(service string) string) (output string, err error) {
 	t.Helper()
 	root := t.TempDir()
@@ -60,9 +61,11 @@ func verify(t *testing.T, edit func(service string) string) (output string, err 
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(root, unitDir, socketUnit), read(t, filepath.Join(sources(t), socketUnit)), 0o644)
-	write(t, filepath.Join(root, unitDir, serviceUnit), edit(read(t, filepath.Join(sources(t), serviceUnit))), 0o644)
-	write(t, filepath.Join(root, "usr/local/bin/tideline-runtime-proxy"), "#!/bin/sh\n", 0o755)
-	cmd := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, serviceUnit, socketUnit)
+	for _, unit := range []string{serviceUnit, pluginUnit} {
+		write(t, filepath.Join(root, unitDir, unit), edit(read(t, filepath.Join(sources(t), unit))), 0o644)
+		write(t, filepath.Join(root, "usr/local/bin", strings.TrimSuffix(unit, ".service")), "#!/bin/sh\n", 0o755)
+	}
+	cmd := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, serviceUnit, socketUnit, pluginUnit)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = cmd.Run()

@@ -24,17 +24,18 @@ type installation struct {
 	kernel  kernel
 	busybox string // static, host path
 	init    []byte // a static program
+	systemd string // the tree of a root with systemd, "" where it is not wanted
 }
 
 // Prepare does what the first Run would do beforehand: for one whose Run has no network. Its progress goes to standard error.
 func Prepare(ctx context.Context) error {
-	_, err := prepare(ctx, os.Stderr)
+	_, err := prepare(ctx, os.Stderr, Own)
 	return err
 }
 
 // prepare makes the installation or finds it. Processes that come at the same
 // time wait for each other.
-func prepare(ctx context.Context, progress io.Writer) (installation, error) {
+func prepare(ctx context.Context, progress io.Writer, init Init) (installation, error) {
 	store, err := parts.Open(progress)
 	if err != nil {
 		return installation{}, err
@@ -61,6 +62,11 @@ func prepare(ctx context.Context, progress io.Writer) (installation, error) {
 	}
 	if err := once(in.kernel.dir, func(dir string) error { return a.kernel(ctx, dir) }); err != nil {
 		return installation{}, err
+	}
+	if init == Systemd {
+		if in.systemd, err = a.systemdRoot(ctx, cache); err != nil {
+			return installation{}, err
+		}
 	}
 	paths, err := store.Build(ctx, "busybox")
 	if err != nil {
@@ -174,7 +180,7 @@ func (a *apt) kernel(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := a.extract(ctx, name, dir); err != nil {
+	if err := a.extract(ctx, dir, name); err != nil {
 		return err
 	}
 	return writeVmlinux(ctx, dir)
@@ -207,10 +213,10 @@ func parseDepends(out string) (string, error) {
 	return "", fmt.Errorf("parse apt-cache depends %q: no dependency", out)
 }
 
-// extract downloads a package and unpacks it into a directory, without
-// installing it.
-func (a *apt) extract(ctx context.Context, name, dir string) error {
-	fmt.Fprintf(a.progress, "vm: downloading %s\n", name)
+// extract downloads packages and unpacks them into a directory, without
+// installing them.
+func (a *apt) extract(ctx context.Context, dir string, names ...string) error {
+	fmt.Fprintf(a.progress, "vm: downloading %s\n", strings.Join(names, " "))
 	tmp, err := os.MkdirTemp("", "tideline-vm-")
 	if err != nil {
 		return err
@@ -218,7 +224,7 @@ func (a *apt) extract(ctx context.Context, name, dir string) error {
 	defer os.RemoveAll(tmp)
 	err = a.retry(ctx, func() error {
 		// apt's own user can't write into a directory of ours.
-		cmd := exec.CommandContext(ctx, "apt-get", "download", "-o", "APT::Sandbox::User=root", name)
+		cmd := exec.CommandContext(ctx, "apt-get", append([]string{"download", "-o", "APT::Sandbox::User=root"}, names...)...)
 		cmd.Dir = tmp
 		_, err := output(cmd)
 		return err
@@ -230,9 +236,13 @@ func (a *apt) extract(ctx context.Context, name, dir string) error {
 	if err != nil {
 		return err
 	}
-	if len(debs) != 1 {
-		return fmt.Errorf("download %s: got %v, want one package", name, debs)
+	if len(debs) != len(names) {
+		return fmt.Errorf("download %v: got %v", names, debs)
 	}
-	_, err = output(exec.CommandContext(ctx, "dpkg-deb", "--extract", debs[0], dir))
-	return err
+	for _, deb := range debs {
+		if _, err := output(exec.CommandContext(ctx, "dpkg-deb", "--extract", deb, dir)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

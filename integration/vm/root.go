@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"debug/elf"
+	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -34,28 +35,43 @@ var directories = []string{
 
 // writeRoot makes the guest's disk: it collects the tree in dir and makes a
 // file system of it, without mounting anything.
-func writeRoot(ctx context.Context, image, dir, busybox string, cfg Config) error {
+func writeRoot(ctx context.Context, image, dir string, inst installation, cfg Config) error {
 	t := tree{ctx: ctx, dir: dir}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	files := standard
+	if cfg.Init == Systemd {
+		spec, err := json.Marshal(cfg.spec())
+		if err != nil {
+			return err
+		}
+		if err := t.addSystemd(inst, spec); err != nil {
+			return err
+		}
+		files = maps.Clone(standard)
+		maps.Copy(files, systemdFiles)
+	}
 	for _, d := range directories {
 		if err := os.MkdirAll(t.host(d), 0o755); err != nil {
 			return err
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(standard)) {
-		if err := t.write(name, standard[name]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := t.write(name, files[name]); err != nil {
 			return err
 		}
 	}
-	if err := t.copy("/bin/busybox", busybox); err != nil {
+	if err := t.copy("/bin/busybox", inst.busybox); err != nil {
 		return err
 	}
-	applets, err := output(exec.CommandContext(ctx, busybox, "--list"))
+	applets, err := output(exec.CommandContext(ctx, inst.busybox, "--list"))
 	if err != nil {
 		return err
 	}
 	for _, a := range strings.Fields(string(applets)) {
-		if a == "busybox" {
-			continue
+		if _, err := os.Lstat(t.host("/bin/" + a)); err == nil {
+			continue // itself, or the real one
 		}
 		if err := t.link("/bin/"+a, "busybox"); err != nil {
 			return err

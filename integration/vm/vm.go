@@ -61,6 +61,10 @@ type Config struct {
 	// own. CPUs must be a multiple of it. 0: 1.
 	NUMANodes int
 
+	// Init is the guest's first process. With Systemd the root cgroup is systemd's, and so are /run and /tmp, which is no
+	// tmpfs then; the program is a service.
+	Init Init
+
 	// Network gives the guest eth0 in QEMU's user network, in which 10.0.2.2 is
 	// the host's loopback. Without it there is only lo.
 	Network bool
@@ -113,7 +117,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 			err = fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}()
-	inst, err := prepare(ctx, cfg.Progress)
+	inst, err := prepare(ctx, cfg.Progress, cfg.Init)
 	if err != nil {
 		return -1, err
 	}
@@ -139,7 +143,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	if err := os.WriteFile(m.initrd, initrd, 0o600); err != nil {
 		return -1, err
 	}
-	if err := writeRoot(ctx, m.disk, dir+"/root", inst.busybox, cfg); err != nil {
+	if err := writeRoot(ctx, m.disk, dir+"/root", inst, cfg); err != nil {
 		return -1, err
 	}
 	return cfg.boot(ctx, m, func() { os.RemoveAll(dir) })
@@ -160,6 +164,9 @@ func (c *Config) complete() error {
 	}
 	c.Network = c.Network || len(c.Ports) > 0
 
+	if !c.Init.Valid() {
+		bad("init %q: want %q or nothing", c.Init, Systemd)
+	}
 	if c.Program == "" {
 		bad("no program")
 	}
@@ -220,7 +227,7 @@ func checkGuestPath(p string) error {
 // spec is init's part of the configuration. Modules are the initrd's business.
 func (c *Config) spec() guest.Spec {
 	return guest.Spec{
-		Network: c.Network, Results: c.Results != "",
+		Systemd: c.Init == Systemd, Network: c.Network, Results: c.Results != "",
 		Program: c.Program, Args: c.Args,
 		Env: environment(c.Env),
 	}

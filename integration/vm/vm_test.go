@@ -9,13 +9,14 @@ import (
 
 func TestCompleteReportsAllProblems(t *testing.T) {
 	cfg := Config{
-		Files: map[string]string{"bin/x": "x", "/run/x": "x", "/": "x"},
+		Init: "upstart", Files: map[string]string{"bin/x": "x", "/run/x": "x", "/": "x"},
 		Links: map[string]string{"/a/../b": "c"},
 		Env:   []string{"A"}, CPUs: 3, NUMANodes: 2, Limit: -time.Second, Ports: map[int]int{0: 80},
 	}
 	err := cfg.complete()
 	want := strings.Join([]string{
-		`check configuration: no program`,
+		`check configuration: init "upstart": want "systemd" or nothing`,
+		`no program`,
 		`file "/": want a clean absolute path`,
 		`file "/run/x": the guest mounts a file system over it`,
 		`file "bin/x": want a clean absolute path`,

@@ -14,18 +14,20 @@ import (
 	"github.com/tideline-io/tideline/integration/demo"
 	"github.com/tideline-io/tideline/integration/guest"
 	"github.com/tideline-io/tideline/integration/lab"
+	"github.com/tideline-io/tideline/integration/node"
 	"github.com/tideline-io/tideline/integration/own"
 	"github.com/tideline-io/tideline/integration/parts"
 )
 
 func main() {
 	version := flag.String("cgroup", "v1", "v1: on this machine; v2: in a VM")
+	door := flag.String("door", node.CRI, "cri: the proxy; nri: the plugin")
 	manifests := flag.String("manifests", "", "folder with the manifests; default deploy/examples/demo")
 	flag.Parse()
 	if *version == "v2" && os.Getenv(lab.Env) == "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		exit, err := guest.Run(ctx, guest.Config{Args: []string{"-cgroup", "v2", "-manifests", guest.Manifests}, Limit: 15 * time.Minute})
+		exit, err := guest.Run(ctx, guest.Config{Args: []string{"-cgroup", "v2", "-door", *door, "-manifests", guest.Manifests}, Limit: 15 * time.Minute})
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "demo:", err)
 			exit = 1
@@ -33,10 +35,10 @@ func main() {
 		os.Exit(exit)
 	}
 	lab.Isolate(lab.Parts(parts.ContainerRuntime()...), own.Prepare)
-	os.Exit(run(*manifests))
+	os.Exit(run(*door, *manifests))
 }
 
-func run(manifests string) int {
+func run(door, manifests string) int {
 	start := time.Now()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -56,7 +58,7 @@ func run(manifests string) int {
 		return fail(err)
 	}
 	progress := func(s string) { fmt.Fprintf(os.Stderr, "demo: %5.1f s  %s\n", time.Since(start).Seconds(), s) }
-	bad, err := demo.Run(ctx, l, os.Stdout, demo.Options{Manifests: manifests, Progress: progress})
+	bad, err := demo.Run(ctx, l, os.Stdout, demo.Options{Manifests: manifests, Door: door, Progress: progress})
 	if err != nil || len(bad) > 0 {
 		fmt.Fprintln(os.Stderr, l.LogTails(20))
 	}

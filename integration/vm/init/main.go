@@ -6,6 +6,9 @@
 // never decides anything: the specification in the initramfs says it all.
 //
 //	/init                 # started by the kernel, reads /spec.json
+//
+// Where the specification asks for systemd, init becomes systemd as soon as the disk is the root, and a service of it
+// runs init once more for the rest.
 package main
 
 import (
@@ -28,14 +31,15 @@ import (
 )
 
 func main() {
-	port, err := openPort()
+	first := os.Getpid() == 1
+	port, err := openPort(first)
 	if err != nil {
 		// The end of process 1 is a kernel panic, which the host reports with
 		// this line beside it.
 		fmt.Println("init:", err)
 		os.Exit(1)
 	}
-	status, err := run(port)
+	status, err := run(port, first)
 	if err != nil {
 		port.send(guest.Failure, []byte(err.Error()))
 	} else {
@@ -47,27 +51,15 @@ func main() {
 	syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-func run(port *port) (int, error) {
+func run(port *port, first bool) (int, error) {
 	spec, err := readSpec()
 	if err != nil {
 		return 0, err
 	}
-	for _, m := range spec.Modules {
-		if err := loadModule(m); err != nil {
+	if first {
+		if err := setUp(spec); err != nil {
 			return 0, err
 		}
-	}
-	if err := switchRoot(); err != nil {
-		return 0, err
-	}
-	if err := mountAll(); err != nil {
-		return 0, err
-	}
-	if err := enableControllers("/sys/fs/cgroup"); err != nil {
-		return 0, err
-	}
-	if err := syscall.Sethostname([]byte("vm")); err != nil {
-		return 0, err
 	}
 	if err := setUpNetwork(spec.Network); err != nil {
 		return 0, err
@@ -78,6 +70,29 @@ func run(port *port) (int, error) {
 		err = sendResults(port)
 	}
 	return status, err
+}
+
+// setUp does what the first process alone can do. It does not return when this process becomes systemd.
+func setUp(spec guest.Spec) error {
+	for _, m := range spec.Modules {
+		if err := loadModule(m); err != nil {
+			return err
+		}
+	}
+	if err := switchRoot(); err != nil {
+		return err
+	}
+	if spec.Systemd {
+		// The port closes on exec, and systemd mounts the rest itself.
+		return fmt.Errorf("become systemd: %w", syscall.Exec("/sbin/init", []string{"/sbin/init"}, []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}))
+	}
+	if err := mountAll(); err != nil {
+		return err
+	}
+	if err := enableControllers("/sys/fs/cgroup"); err != nil {
+		return err
+	}
+	return syscall.Sethostname([]byte("vm"))
 }
 
 // port sends frames. It is safe for concurrent use.
@@ -150,8 +165,11 @@ func mountAll() error {
 	return nil
 }
 
-func openPort() (*port, error) {
+func openPort(first bool) (*port, error) {
 	for _, f := range early {
+		if !first {
+			break
+		}
 		if err := f.mount(); err != nil {
 			return nil, err
 		}

@@ -14,7 +14,8 @@ import (
 	"io"
 )
 
-// SpecFile is the path of the JSON form of the Spec in the initramfs.
+// SpecFile is the path of the JSON form of the Spec in the initramfs, and in a
+// root with systemd too.
 const SpecFile = "/spec.json"
 
 // PortName names the virtio-serial port that carries the frames. One port
@@ -30,6 +31,7 @@ const ResultsDir = "/results"
 // Spec is the work of init, the first process of the guest.
 type Spec struct {
 	Modules []string // files of the initramfs, in the order to load them
+	Systemd bool     // become systemd, a service of which runs init again for the rest
 	Network bool     // give eth0 the address that QEMU's user network expects
 	Results bool     // send ResultsDir after the program's end
 	Program string   // path in the root image
