@@ -329,6 +329,9 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 		return nil, err
 	}
 	e.records.lost = false
+	if !e.Adopted() {
+		close(e.adopted)
+	}
 	return func(ctx context.Context) {
 		for _, k := range stale {
 			e.forget(k)

@@ -35,6 +35,7 @@ const DefaultDecisionBudget = 100 * time.Millisecond
 // Budgets of the hot path beside that.
 const (
 	writeBudget = 50 * time.Millisecond // what a call waits for reports and files to be written; they are finished in the background
+	adoptLimit  = 10 * time.Second      // how long after its start a door waits for its first list of containers
 	lateTimeout = 10 * time.Second      // what a write in the background may take, its runtime calls included
 )
 
@@ -124,6 +125,8 @@ type Engine struct {
 	adopt   chan struct{} // wakes the worker that lists the runtime's containers
 	gate    sync.RWMutex  // held for reading while files are written
 	reading sync.Mutex    // held while the runtime's containers are read
+	made    time.Time
+	adopted chan struct{} // closed when the runtime's containers were read once
 	closing chan struct{} // closed when Run is to end: nothing new is begun in the background
 	stopped chan struct{} // closed when Run has ended: nobody performs a step any more
 
@@ -158,7 +161,7 @@ func New(cfg Config) *Engine {
 	e := &Engine{
 		cfg: cfg, records: records{dir: cfg.StateDir}, ops: make(chan *op, 1024),
 		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1),
-		closing: make(chan struct{}), stopped: make(chan struct{}), troubles: map[trouble]control.Degraded{},
+		made: time.Now(), adopted: make(chan struct{}), closing: make(chan struct{}), stopped: make(chan struct{}), troubles: map[trouble]control.Degraded{},
 	}
 	e.policy.Store(&loadedPolicy{cfg.Policy, cfg.Info})
 	e.bypass.Store(cfg.Bypass)
@@ -465,6 +468,32 @@ func (e *Engine) degraded() []control.Degraded {
 		out = append(out, d)
 	}
 	return out
+}
+
+// Adopted says whether the runtime's containers were read since the start: before, a container that is not known may yet
+// be one of ours.
+func (e *Engine) Adopted() bool {
+	select {
+	case <-e.adopted:
+		return true
+	default:
+		return false
+	}
+}
+
+// AwaitAdopted waits for Adopted, for half a second at most: a restart must not show the kubelet what it never asked. A
+// runtime that can't be listed for longer than a start takes is not waited for.
+func (e *Engine) AwaitAdopted(ctx context.Context) {
+	if time.Since(e.made) > adoptLimit {
+		return
+	}
+	t := time.NewTimer(e.lowerBudget())
+	defer t.Stop()
+	select {
+	case <-e.adopted:
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }
 
 // View is what ContainerStatus needs of a container. It never changes.

@@ -66,6 +66,7 @@ type door struct {
 }
 
 type options struct {
+	runtime func(*enginetest.Runtime) // what was there before us
 	engine  func(*engine.Config)
 	timeout time.Duration // of callbacks
 }
@@ -93,7 +94,11 @@ func newDoor(t *testing.T, opt options) *door {
 	if opt.engine != nil {
 		opt.engine(&cfg)
 	}
+	if opt.runtime != nil {
+		opt.runtime(d.rt)
+	}
 	d.e = engine.New(cfg)
+	d.e.Adopt()
 
 	dir, err := os.MkdirTemp("", "hooks") // t.TempDir is too long for a socket
 	if err != nil {

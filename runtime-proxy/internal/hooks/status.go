@@ -21,13 +21,17 @@ const fullID = 64
 
 func (h *Hooks) containerStatus() *relay.Call {
 	var id string
+	adopted := h.engine.Adopted()
 	return &relay.Call{
-		InlineRequest: true, InlineResponse: true,
+		InlineRequest: true, InlineResponse: adopted,
 		Request: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
 			id = firstString(msg)
 			return msg, nil
 		},
-		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
+		Response: func(ctx context.Context, msg []byte) ([]byte, *relay.Status) {
+			if !adopted {
+				h.engine.AwaitAdopted(ctx)
+			}
 			// People may name a container by the beginning of its ID; the answer has all of it.
 			if h.engine.View(id) == nil && (len(id) >= fullID || !h.engine.HasViews()) {
 				return msg, nil

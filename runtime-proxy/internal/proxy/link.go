@@ -35,6 +35,7 @@ func (l *link) Carries(k policy.Knob) bool { return cri.Carries(l.version, k) }
 // again when it comes back.
 func (l *link) Run(ctx context.Context, d *door.Door, e *engine.Engine) error {
 	defer l.Close()
+	e.Adopt()
 	for {
 		ask, cancel := context.WithTimeout(ctx, 5*time.Second)
 		name, version, err := l.Version(ask)
