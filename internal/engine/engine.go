@@ -481,10 +481,11 @@ func (e *Engine) Adopted() bool {
 	}
 }
 
-// AwaitAdopted waits for Adopted, for half a second at most: a restart must not show the kubelet what it never asked. A
+// AwaitAdopted waits for Adopted, for half a second at most: a restart must not show the kubelet what it never asked, nor
+// let an update pass that the runtime would refuse. A
 // runtime that can't be listed for longer than a start takes is not waited for.
 func (e *Engine) AwaitAdopted(ctx context.Context) {
-	if time.Since(e.made) > adoptLimit {
+	if e.Adopted() || time.Since(e.made) > adoptLimit {
 		return
 	}
 	t := time.NewTimer(e.lowerBudget())

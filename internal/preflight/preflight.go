@@ -173,7 +173,7 @@ func checkDriver(f Facts) Line {
 		driver = "cgroupfs"
 	}
 	if driver == "systemd" {
-		return ok(check, "systemd, %s; a daemon-reload may reset values in the files of a slice; the next event of that pod writes them again", from)
+		return ok(check, "systemd, %s; a daemon-reload resets io.weight and memory.low of slices; they come back with the next pod, a resize or a restart of the door", from)
 	}
 	return ok(check, "%s, %s", driver, from)
 }

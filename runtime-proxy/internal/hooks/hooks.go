@@ -123,16 +123,29 @@ func whenOK(report func(id string)) *relay.Call {
 	}
 }
 
+// held is what the callbacks of one call hand on: Request may have overrun its time, and then runs beside the others.
+type held[T any] struct {
+	mu sync.Mutex
+	v  T
+}
+
+func (h *held[T]) put(v T) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.v = v
+}
+
+// take leaves the zero value.
+func (h *held[T]) take() T {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.v
+	h.v = *new(T)
+	return v
+}
+
 func (h *Hooks) updateContainer() *relay.Call {
-	var mu sync.Mutex // Request may have overrun its time
-	var plan engine.Plan
-	take := func() engine.Plan {
-		mu.Lock()
-		defer mu.Unlock()
-		p := plan
-		plan = engine.Plan{}
-		return p
-	}
+	var plan held[engine.Plan]
 	return &relay.Call{
 		Request: func(ctx context.Context, msg []byte) ([]byte, *relay.Status) {
 			var req runtimeapi.UpdateContainerResourcesRequest
@@ -140,6 +153,7 @@ func (h *Hooks) updateContainer() *relay.Call {
 				return msg, nil
 			}
 			id, asks := req.GetContainerId(), factscri.Resources(req.GetLinux())
+			h.engine.AwaitAdopted(ctx)
 			p, err := h.engine.Update(ctx, id, asks)
 			if err != nil { // a running container is never refused an update: the kubelet would repeat it for ever
 				h.engine.FailedOpen("UpdateContainerResources", err)
@@ -150,9 +164,7 @@ func (h *Hooks) updateContainer() *relay.Call {
 				h.engine.Updated(p, false)
 				return msg, nil
 			}
-			mu.Lock()
-			plan = p
-			mu.Unlock()
+			plan.put(p)
 			if len(p.Apply) == 0 {
 				return msg, nil
 			}
@@ -164,27 +176,19 @@ func (h *Hooks) updateContainer() *relay.Call {
 				}
 			}
 			h.engine.FailedOpen("UpdateContainerResources", err)
-			h.engine.Updated(take(), false)
+			h.engine.Updated(plan.take(), false)
 			return msg, nil
 		},
 		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
-			h.engine.Updated(take(), true)
+			h.engine.Updated(plan.take(), true)
 			return msg, nil
 		},
-		Done: func(int) { h.engine.Updated(take(), false) },
+		Done: func(int) { h.engine.Updated(plan.take(), false) },
 	}
 }
 
 func (h *Hooks) runPodSandbox() *relay.Call {
-	var mu sync.Mutex // Request may have overrun its time
-	var pod policy.Pod
-	take := func() policy.Pod {
-		mu.Lock()
-		defer mu.Unlock()
-		p := pod
-		pod = policy.Pod{}
-		return p
-	}
+	var pod held[policy.Pod]
 	return &relay.Call{
 		Request: func(ctx context.Context, msg []byte) ([]byte, *relay.Status) {
 			var req runtimeapi.RunPodSandboxRequest
@@ -196,9 +200,7 @@ func (h *Hooks) runPodSandbox() *relay.Call {
 				h.engine.BadInput()
 				return msg, nil
 			}
-			mu.Lock()
-			pod = p
-			mu.Unlock()
+			pod.put(p)
 			h.engine.PodStarting(ctx, p)
 			return msg, nil
 		},
@@ -206,14 +208,14 @@ func (h *Hooks) runPodSandbox() *relay.Call {
 		Response: func(_ context.Context, msg []byte) ([]byte, *relay.Status) {
 			var res runtimeapi.RunPodSandboxResponse
 			if h.decode(msg, &res) && res.GetPodSandboxId() != "" {
-				if p := take(); p.UID != "" {
+				if p := pod.take(); p.UID != "" {
 					h.engine.PodStarted(p, res.GetPodSandboxId())
 				}
 			}
 			return msg, nil
 		},
 		Done: func(int) {
-			if p := take(); p.UID != "" {
+			if p := pod.take(); p.UID != "" {
 				h.engine.PodFailed(p.UID)
 			}
 		},
@@ -225,6 +227,7 @@ func (h *Hooks) updatePodSandbox() *relay.Call {
 	return &relay.Call{
 		Request: func(ctx context.Context, msg []byte) ([]byte, *relay.Status) {
 			id = firstString(msg)
+			h.engine.AwaitAdopted(ctx)
 			h.engine.PodResizing(ctx, id)
 			return msg, nil
 		},
