@@ -34,7 +34,7 @@ func Default() QoSPolicy {
 				BE: {
 					CPU:         CPUPolicy{Idle: new(true), Burst: BurstOff},
 					Memory:      MemoryPolicy{Low: new(Percent(0)), High: new(Percent(90))},
-					IO:          IOPolicy{Weight: new(int64(10))},
+					IO:          IOPolicy{Weight: new(int64(10)), Priority: IOPriorityLowest},
 					OOMScoreAdj: new(int64(900)),
 					OnError:     Pass,
 				},

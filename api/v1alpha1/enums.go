@@ -35,6 +35,16 @@ func Bursts() []Burst { return []Burst{BurstLimit, BurstOff} }
 // Valid says whether b is one of Bursts.
 func (b Burst) Valid() bool { return b == BurstLimit || b == BurstOff }
 
+// IOPriorities returns the values of IOPriority.
+func IOPriorities() []IOPriority {
+	return []IOPriority{IOPriorityNone, IOPriorityLowest, IOPriorityIdle}
+}
+
+// Valid says whether p is one of IOPriorities.
+func (p IOPriority) Valid() bool {
+	return p == IOPriorityNone || p == IOPriorityLowest || p == IOPriorityIdle
+}
+
 // OnErrors returns the values of OnError.
 func OnErrors() []OnError { return []OnError{Refuse, Pass} }
 

@@ -165,15 +165,17 @@ func TestParsePolicyProblems(t *testing.T) {
 				"spec.tiers.BE.io.max[0].rbps: -1; allowed: 0 (no limit) to 1125899906842624\n" +
 				"spec.tiers.BE.io.max[1].device: \"08:0\"; allowed: \"MAJOR:MINOR\", ssd, rotational, all\n" +
 				"spec.tiers.BE.io.max[1]: limits nothing; allowed: at least one of rbps, wbps, riops, wiops"},
-		{"what a tier can't be", spec("tiers: {LS: {cpu: {idle: true}, memory: {high: 90%}, onError: refuse}, BE: {cpu: {burst: limit}, memory: {low: 1%}}, XX: {}, LSE: {onError: maybe, cpu: {burst: all}}}"),
+		{"what a tier can't be", spec("tiers: {LS: {cpu: {idle: true}, memory: {high: 90%}, io: {priority: idle}, onError: refuse}, BE: {cpu: {burst: limit}, memory: {low: 1%}, io: {priority: realtime}}, SYSTEM: {io: {priority: none}}, XX: {}, LSE: {onError: maybe, cpu: {burst: all}}}"),
 			"spec.tiers.XX: unknown tier; allowed: LSE, LSR, LS, BE, SYSTEM\n" +
 				"spec.tiers.LSE.cpu.burst: \"all\"; allowed: limit, off\n" +
 				"spec.tiers.LSE.onError: \"maybe\"; allowed: refuse, pass\n" +
 				"spec.tiers.LS.cpu.idle: true; allowed: false; only BE gives way whenever anything else runs\n" +
 				"spec.tiers.LS.memory.high: \"90%\"; allowed: no value; only BE has a batch-memory limit to take a percentage of\n" +
 				"spec.tiers.LS.onError: \"refuse\"; allowed: pass; only LSE and LSR can be refused\n" +
+				"spec.tiers.LS.io.priority: \"idle\"; allowed: none; only BE may lower it\n" +
 				"spec.tiers.BE.cpu.burst: \"limit\"; allowed: off; only LS bursts\n" +
-				"spec.tiers.BE.memory.low: \"1%\"; allowed: \"0%\"; only LSE, LSR and LS protect their memory"},
+				"spec.tiers.BE.memory.low: \"1%\"; allowed: \"0%\"; only LSE, LSR and LS protect their memory\n" +
+				"spec.tiers.BE.io.priority: \"realtime\"; allowed: none, best-effort:7, idle"},
 		{"rules", spec("rules:\n- {match: {namespaces: [A]}, tier: LS}\n- {name: a, tier: BEE}\n- {name: a, match: {labels: \"a in\", kubeQoS: [Best]}, tier: BE}\n- {name: b, match: {labels: \" \"}, tier: BE}"),
 			"spec.rules[0].name: \"\"; allowed: 1 to 253 bytes\n" +
 				"spec.rules[0].match.namespaces[0]: \"A\"; allowed: lower-case letters, digits, '-', '.', and the wildcards '*' and '?'\n" +

@@ -303,6 +303,15 @@ func (p TierPolicy) validate(at *path, t Tier, problems *Problems) {
 		problems.add(Problem{Path: f.String(), Value: units.Quote(string(o)), Allowed: "pass; only LSE and LSR can be refused"})
 	}
 	validateIO(&io, p.IO.Weight, p.IO.Max, problems)
+	switch o := p.IO.Priority; {
+	case o == "":
+	case !o.Valid():
+		f := io.field("priority")
+		problems.add(Problem{Path: f.String(), Value: units.Quote(string(o)), Allowed: list(IOPriorities())})
+	case o != IOPriorityNone && t != BE:
+		f := io.field("priority")
+		problems.add(Problem{Path: f.String(), Value: units.Quote(string(o)), Allowed: "none; only BE may lower it"})
+	}
 }
 
 // highAllowed excludes "0%", which would stop a container at its first page.

@@ -113,9 +113,20 @@ type Percent int
 
 // IOPolicy of a tier.
 type IOPolicy struct {
-	Weight *int64      `json:"weight,omitempty"` // 1 to 1000, on the pod's cgroup
-	Max    []DeviceMax `json:"max,omitempty"`    // on each container's cgroup
+	Weight   *int64      `json:"weight,omitempty"`   // 1 to 1000, on the pod's cgroup
+	Max      []DeviceMax `json:"max,omitempty"`      // on each container's cgroup
+	Priority IOPriority  `json:"priority,omitempty"` // of each container's processes; BE only
 }
+
+// IOPriority is an I/O priority in the kernel's words. There is no realtime: nothing makes it give way.
+type IOPriority string
+
+// IOPriority values.
+const (
+	IOPriorityNone   IOPriority = "none"          // the runtime's own
+	IOPriorityLowest IOPriority = "best-effort:7" // the lowest level of the class that processes are in by default
+	IOPriorityIdle   IOPriority = "idle"          // served while nothing else is queued
+)
 
 // DeviceMax limits a block device or every block device of a class. Zero means no limit.
 type DeviceMax struct {

@@ -18,10 +18,12 @@ import (
 
 func (c *cli) status() *cobra.Command {
 	var output string
+	var ready bool
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the state of the door on this node",
 		Example: `  tideline status
-  tideline status -o json`,
+  tideline status -o json
+  tideline status --ready    # for a probe: ends with 1 while the door decides nothing or its runtime is away`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -32,14 +34,19 @@ func (c *cli) status() *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return writeJSON(c.stdout, s)
+				err = writeJSON(c.stdout, s)
+			} else {
+				_, err = io.WriteString(c.stdout, statusText(s, c.width))
 			}
-			_, err = io.WriteString(c.stdout, statusText(s, c.width))
+			if err == nil && ready && !s.Runtime.Connected { // a door that can't decide connects to none
+				err = errSaid
+			}
 			return err
 		},
 	}
 	c.controlFlag(cmd)
 	outputFlag(cmd, &output)
+	cmd.Flags().BoolVar(&ready, "ready", false, "end with 1 unless the door decides and its runtime is connected")
 	return cmd
 }
 

@@ -343,6 +343,7 @@ func TestDoor(t *testing.T) {
 	t.Parallel()
 	status, pod := sample()
 	socket := fakeDoor(t, status, pod, control.DisableReport{Restored: 5, Updated: 1})
+	away := fakeDoor(t, control.Status{Door: "nri"}, nil, control.DisableReport{})
 	failing := fakeDoor(t, status, pod, control.DisableReport{Restored: 1, Errors: []string{"write x: permission denied"}})
 	for _, tc := range []struct {
 		name   string
@@ -354,6 +355,8 @@ func TestDoor(t *testing.T) {
 	}{
 		{"status", []string{"status", "--control", socket}, 0, "status.txt", "", ""},
 		{"status JSON", []string{"status", "--control", socket, "-o", "json"}, 0, "status.json", "", ""},
+		{"ready", []string{"status", "--ready", "--control", socket}, 0, "status.txt", "", ""},
+		{"not ready", []string{"status", "--ready", "--control", away}, 1, "status-away.txt", "", ""},
 		{"explain pod", []string{"explain", "pod", "shop/cart-0", "--control", socket}, 0, "explain-pod.txt", "", ""},
 		{"explain pod with -n", []string{"explain", "pod", "cart-0", "-n", "shop", "--control", socket}, 0, "explain-pod.txt", "", ""},
 		{"explain pod JSON", []string{"explain", "pod", "shop/cart-0", "-o", "json", "--control", socket}, 0, "explain-pod.json", "", ""},

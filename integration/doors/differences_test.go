@@ -1,9 +1,11 @@
 package doors
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 
+	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -129,6 +131,11 @@ var differences = []difference{
 			return f.under("oci.", "birth", "files.", "shown.", "set.", "note.") && asksUnified(f, policy.CPUWeight)
 		}},
 
+	{id: "io-priority", door: nriName, what: "the I/O priority (BE)",
+		cri: "not decided; a note says so", here: "set at the creation, with the birth record telling so",
+		why: "CRI has no field for it, and no cgroup file holds it", is: func(f finding) bool {
+			return f.ofKnob([]policy.Knob{policy.IOPriority}) || f.key == "birth" && f.cri == bornWithout(f.has, policy.IOPriority)
+		}},
 	{id: "no-resources", door: nriName, what: "oom_score_adj of a container that is created without any resources",
 		cri: "0, where we set something else", here: "none, so runc leaves it as inherited", why: "CRI's message has no way to ask for none. A kubelet always sends resources",
 		is: func(f finding) bool {
@@ -136,6 +143,8 @@ var differences = []difference{
 		}},
 
 	// What a manifest does not tell.
+	{id: "which-door", door: explainName, what: "the I/O priority (BE)", cri: "not decided; a note says so", here: "told, as set through the NRI door alone",
+		why: "a manifest does not tell which door a node has", is: func(f finding) bool { return f.ofKnob([]policy.Knob{policy.IOPriority}) }},
 	{id: "kubelet-labels", door: explainName, what: "labels `io.kubernetes.pod.*`", cri: "seen", here: "not seen",
 		why: "the kubelet adds them to the sandbox. A rule of the policy on them matches in the doors alone", is: func(f finding) bool { return strings.HasPrefix(f.mapKey("labels"), "io.kubernetes.pod.") }},
 	{id: "kubelet-annotations", door: explainName, what: "annotations `kubernetes.io/config.*`", cri: "seen", here: "not seen",
@@ -173,6 +182,20 @@ var differences = []difference{
 		cri: "the asked memory limit", here: "the asked swap limit", why: "the facts hold no swap limit. Kubelet 1.37 sends none but the memory limit", is: func(f finding) bool { return f.key == "shown.memory.swap" }},
 	{id: "shown-weight", door: noneName, known: true, what: "a unified cpu.weight in ContainerStatus, asked of a BE container", cri: "gone", here: "shown",
 		why: "it is taken out with the shares, and only those are put back. Kubelet 1.37 sends none", is: func(f finding) bool { return f.key == "shown.unified.cpu.weight" }},
+}
+
+// bornWithout is a birth record without one of its knobs.
+func bornWithout(birth string, k policy.Knob) string {
+	var b engine.Birth
+	if err := json.Unmarshal([]byte(birth), &b); err != nil {
+		return err.Error()
+	}
+	delete(b.Set, string(k))
+	out, err := json.Marshal(b)
+	if err != nil {
+		return err.Error()
+	}
+	return string(out)
 }
 
 // nothing says whether the container was asked for without resources.

@@ -15,6 +15,7 @@ import (
 var fields = map[string][]string{
 	"creation": {
 		"annotations[tideline.io/decision]",
+		"linux.io_priority",
 		"linux.oom_score_adj",
 		"linux.resources.cpu.cpus",
 		"linux.resources.cpu.period",
@@ -51,7 +52,8 @@ func (d *nriDoor) note(call string, m proto.Message) {
 }
 
 func setFields(at string, m protoreflect.Message) []string {
-	if strings.HasPrefix(string(m.Descriptor().Name()), "Optional") { // a value that may be missing
+	switch name := string(m.Descriptor().Name()); {
+	case strings.HasPrefix(name, "Optional"), name == "LinuxIOPriority": // a value that may be missing, and one that a plugin owns whole
 		return []string{strings.TrimSuffix(at, ".")}
 	}
 	var out []string

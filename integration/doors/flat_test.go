@@ -82,7 +82,7 @@ func decision(d policy.Decision) flat {
 	return f
 }
 
-// oci is the resources of a spec, and the OOM score.
+// oci is the resources of a spec, the OOM score and the I/O priority.
 func oci(s *specs.Spec) flat {
 	f := flat{}
 	if s == nil {
@@ -101,6 +101,9 @@ func oci(s *specs.Spec) flat {
 		number(f, "memory.swap", r.Memory.Swap)
 	}
 	number(f, "oom_score_adj", s.Process.OOMScoreAdj)
+	if p := s.Process.IOPriority; p != nil {
+		f["ioprio"] = fmt.Sprintf("%s %d", p.Class, p.Priority)
+	}
 	for _, h := range r.HugepageLimits {
 		f["hugetlb."+h.Pagesize] += strconv.FormatUint(h.Limit, 10)
 	}

@@ -107,6 +107,61 @@ func TestResize(t *testing.T) {
 	}
 }
 
+// TestIOPriority: the plugin gives the processes of a batch container the I/O priority of the policy, and they keep it
+// until the container ends. The proxy has no way to, says so, and has no trouble with it.
+func TestIOPriority(t *testing.T) {
+	ctx, n := start(t, node.Options{Policy: demo.Policy + "  tiers: {BE: {io: {priority: idle}}}\n"})
+	batch, service := run(t, ctx, n, manifest(t, "be")), run(t, ctx, n, manifest(t, "ls"))
+	untouched := node.Kernel(cgroupOf(service, 0), policy.IOPriority)
+	want := untouched
+	if door == node.NRI {
+		want = string(v1alpha1.IOPriorityIdle)
+	}
+	if untouched == "" || untouched == string(v1alpha1.IOPriorityIdle) {
+		t.Fatalf("the service has I/O priority %q", untouched)
+	}
+	check := func(when string) {
+		t.Helper()
+		if got := node.Kernel(cgroupOf(batch, 0), policy.IOPriority); got != want {
+			t.Errorf("%s: the first process of the batch container has I/O priority %q, want %q", when, got, want)
+		}
+	}
+	check("created")
+	rows, err := n.Control.ExplainPod(ctx, batch.Spec.Namespace, batch.Spec.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told, noted := "", false
+	for _, x := range rows {
+		for _, r := range x.Rows {
+			if r.Knob == policy.IOPriority {
+				told = r.Wanted + ", stored " + r.Spec
+			}
+		}
+		noted = noted || slices.ContainsFunc(x.Decision.Notes, func(n policy.Note) bool { return n.Code == policy.NoteUnsupported && n.Knob == policy.IOPriority })
+	}
+	if wantTold := map[string]string{node.NRI: "idle, stored idle"}[door]; told != wantTold || noted == (door == node.NRI) {
+		t.Errorf("explain tells %q, want %q; notes that the door can't: %t", told, wantTold, noted)
+	}
+	c := batch.Containers[0]
+	if err := n.Kubelet.Update(ctx, c, c.Asked); err != nil {
+		t.Fatal(err)
+	}
+	check("updated")
+	if err := n.RestartProxy(ctx, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	known(t, ctx, n, 2)
+	if report, err := n.Control.Disable(ctx); err != nil || len(report.Errors) > 0 {
+		t.Errorf("disable: %+v, %v", report, err)
+	}
+	check("disabled")
+	st, err := n.Control.Status(ctx)
+	if err != nil || len(st.Degraded) > 0 || st.Counts.WriteFails > 0 {
+		t.Errorf("status: %+v, %v", st, err)
+	}
+}
+
 // TestBatchUpdates: a batch container has no weight for as long as it is idle; every update must leave that alone.
 func TestBatchUpdates(t *testing.T) {
 	ctx, n := start(t, node.Options{Policy: demo.Policy})

@@ -165,7 +165,7 @@ func decided(ctx context.Context, c *control.Client, l *lab.Lab, p *corev1.Pod) 
 		}
 		files := node.Files(dir)
 		for _, r := range x.Rows {
-			if r.Wanted == "" || r.Knob == policy.OOMScoreAdj {
+			if r.Wanted == "" || r.Knob.OfProcess() {
 				continue
 			}
 			if got, _ := node.InKernel(r.Knob, files); !node.Holds(r.Knob, r.Wanted, got) {

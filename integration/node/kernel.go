@@ -2,8 +2,10 @@ package node
 
 import (
 	"os"
+	"strconv"
 	"strings"
 
+	"github.com/tideline-io/tideline/integration/ioprio"
 	"github.com/tideline-io/tideline/integration/lab"
 	"github.com/tideline-io/tideline/internal/policy"
 )
@@ -16,8 +18,8 @@ var controllers = map[string][]string{
 	"blkio":  {"blkio.bfq.weight", "blkio.throttle.write_bps_device", "io.bfq.weight", "io.weight", "io.max"},
 }
 
-// Files reads the files of one cgroup, those that there are, by name. A container may be named by its pod's cgroup and
-// its ID with either cgroup driver.
+// Files reads the files of one cgroup, those that there are, by name, and "ioprio" of its first process. A container may
+// be named by its pod's cgroup and its ID with either cgroup driver.
 func Files(cgroup string) map[string]string {
 	cgroup = scope(cgroup)
 	files := map[string]string{}
@@ -25,6 +27,14 @@ func Files(cgroup string) map[string]string {
 		for _, n := range names {
 			if b, err := os.ReadFile(lab.CgroupFile(controller, cgroup, n)); err == nil {
 				files[n] = strings.TrimSpace(string(b))
+			}
+		}
+	}
+	if b, err := os.ReadFile(lab.CgroupFile("cpu", cgroup, "cgroup.procs")); err == nil {
+		first, _, _ := strings.Cut(string(b), "\n")
+		if pid, err := strconv.Atoi(first); err == nil {
+			if v, err := ioprio.Of(pid); err == nil {
+				files["ioprio"] = v
 			}
 		}
 	}

@@ -25,11 +25,13 @@ type Config struct {
 // each other, calls on different ones don't. Two FS on one StateDir would not wait for each other; the engine's lock
 // file sees to it that there is one.
 type FS struct {
-	kernel  Kernel
-	mounts  map[string]hierarchy // by v2 name of the controller
-	version int
-	journal *journal
-	locks   keyed
+	kernel    Kernel
+	root      string
+	mounts    map[string]hierarchy // by v2 name of the controller
+	version   int
+	namespace Path // root of our cgroup namespace in the unified hierarchy, "" where that is the mount's
+	journal   *journal
+	locks     keyed
 }
 
 type hierarchy struct {
@@ -50,7 +52,7 @@ type Change struct {
 // memory: a second process (tideline disable) sees the same.
 func Open(cfg Config) (*FS, error) {
 	root := cmp.Or(cfg.Root, "/")
-	f := &FS{kernel: cfg.Kernel, mounts: map[string]hierarchy{}}
+	f := &FS{kernel: cfg.Kernel, root: root, mounts: map[string]hierarchy{}}
 	if f.kernel == nil {
 		f.kernel = realKernel{root: root}
 	}
@@ -79,6 +81,13 @@ func Open(cfg Config) (*FS, error) {
 	if f.version == 0 {
 		return nil, fmt.Errorf("find cgroup mounts: none has a controller of ours: %w", errors.Join(append(errs, fs.ErrNotExist)...))
 	}
+	for _, h := range f.mounts {
+		if levels, _ := h.Above(); levels > 0 && f.namespace == "" {
+			if f.namespace, err = namespaceRoot(root, h.Mount, levels); err != nil {
+				return nil, fmt.Errorf("find our own cgroup below %s: %w", h.Point, err)
+			}
+		}
+	}
 	boot, err := readProc(root, "sys/kernel/random/boot_id")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read boot id: %w", err)
@@ -105,7 +114,8 @@ func (f *FS) find(mounts []Mount, controller string) (hierarchy, error) {
 			if version == 1 && !v1 || version == 2 && m.Type != "cgroup2" {
 				continue
 			}
-			if m.Root != "/" {
+			above, whole := m.Above()
+			if !whole || v1 && above > 0 {
 				errs = append(errs, fmt.Errorf("%s is mounted at %s from %s, not from its root", controller, m.Point, m.Root))
 				continue
 			}
@@ -114,10 +124,13 @@ func (f *FS) find(mounts []Mount, controller string) (hierarchy, error) {
 				errs = append(errs, err)
 				continue
 			}
-			has := v1 || hasController(d, controller)
+			has, top := v1 || hasController(d, controller), above == 0 || isTop(d)
 			d.Close()
-			if has {
+			switch {
+			case has && top:
 				return hierarchy{m, version}, nil
+			case has:
+				errs = append(errs, fmt.Errorf("%s is mounted at %s from a cgroup above ours that is not its root", controller, m.Point))
 			}
 		}
 	}
@@ -162,7 +175,7 @@ type group struct {
 }
 
 func (f *FS) open(p Path, k policy.Knob) (*group, error) {
-	if !slices.Contains(policy.Knobs(), k) || k == policy.OOMScoreAdj {
+	if !slices.Contains(policy.Knobs(), k) || k.OfProcess() {
 		return nil, fmt.Errorf("%w: %s is no cgroup file", ErrRefused, k)
 	}
 	h, ok := f.mounts[controllerOf(k)]
@@ -246,16 +259,21 @@ func (f *FS) places(g *group, k policy.Knob) ([]place, error) {
 func (f *FS) Write(p Path, k policy.Knob, value string) (Change, error) {
 	unlock := f.locks.lock(p)
 	defer unlock()
-	return f.write(p, k, value)
+	return f.write(f.journal.of(p), k, value)
 }
 
 // WriteAll writes settings of one cgroup in the order that the kernel accepts, goes on after failures, and returns
 // the changes in the order of the settings, with all errors joined. A setting whose Level is not the cgroup's is refused.
+// What they replace is journalled in one go; where that meets a corrupt file it is reported, and they are written.
 func (f *FS) WriteAll(p Path, settings []policy.Setting) ([]Change, error) {
 	unlock := f.locks.lock(p)
 	defer unlock()
 	changes := make([]Change, len(settings))
+	l := f.journal.of(p)
 	var errs []error
+	if err := f.foresee(l, settings); err != nil {
+		errs = append(errs, &Error{Op: "journal", Path: p, Err: err})
+	}
 	for _, i := range f.order(p, settings) {
 		s := settings[i]
 		var err error
@@ -263,7 +281,7 @@ func (f *FS) WriteAll(p Path, settings []policy.Setting) ([]Change, error) {
 			err = &Error{Op: "write", Path: p, Knob: s.Knob, Value: s.Value, Err: fmt.Errorf("%w: the setting is for a %s", ErrRefused, s.Level)}
 			changes[i] = Change{Knob: s.Knob, Err: err}
 		} else {
-			changes[i], err = f.write(p, s.Knob, s.Value)
+			changes[i], err = f.write(l, s.Knob, s.Value)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -303,20 +321,55 @@ func (f *FS) order(p Path, settings []policy.Setting) []int {
 	return order
 }
 
-func (f *FS) write(p Path, k policy.Knob, value string) (Change, error) {
+// foresee journals what settings are going to replace, so that each of them finds itself journalled already. What it can't
+// tell is left to the write.
+func (f *FS) foresee(l *ledger, settings []policy.Setting) error {
+	if len(settings) < 2 {
+		return nil
+	}
+	var saves []save
+	for _, s := range settings {
+		if s.Knob == policy.CPUWeight || s.Level != "" && s.Level != l.path.Level() || permit(l.path, s.Knob) != nil {
+			continue // whether a weight is written depends on idle
+		}
+		saves = append(saves, f.replacing(l.path, s)...)
+	}
+	return l.add(saves)
+}
+
+func (f *FS) replacing(p Path, s policy.Setting) (saves []save) {
+	g, err := f.open(p, s.Knob)
+	if err != nil {
+		return nil
+	}
+	defer g.Close()
+	places, err := f.places(g, s.Knob)
+	if err != nil {
+		return nil
+	}
+	for _, at := range places {
+		if want, err := at.want(at.now, s.Value); err == nil && want != at.now {
+			along, _ := f.along(g, at, want)
+			saves = append(saves, along...)
+		}
+	}
+	return saves
+}
+
+func (f *FS) write(l *ledger, k policy.Knob, value string) (Change, error) {
 	ch := Change{Knob: k}
-	if err := f.writeTo(p, k, value, &ch); err != nil {
-		ch.Err = &Error{Op: "write", Path: p, Knob: k, Value: value, Err: err}
+	if err := f.writeTo(l, k, value, &ch); err != nil {
+		ch.Err = &Error{Op: "write", Path: l.path, Knob: k, Value: value, Err: err}
 		return ch, ch.Err
 	}
 	return ch, nil
 }
 
-func (f *FS) writeTo(p Path, k policy.Knob, value string, ch *Change) error {
-	if err := permit(p, k); err != nil {
+func (f *FS) writeTo(l *ledger, k policy.Knob, value string, ch *Change) error {
+	if err := permit(l.path, k); err != nil {
 		return err
 	}
-	g, err := f.open(p, k)
+	g, err := f.open(l.path, k)
 	if err != nil {
 		return err
 	}
@@ -342,7 +395,7 @@ func (f *FS) writeTo(p Path, k policy.Knob, value string, ch *Change) error {
 		if want == at.now {
 			continue
 		}
-		if err := f.replace(g, at, want); err != nil {
+		if err := f.replace(l, g, at, want); err != nil {
 			errs = append(errs, err)
 			// A value of several writes may have got half way.
 			now, rerr := at.read(g)
@@ -359,23 +412,29 @@ func (f *FS) writeTo(p Path, k policy.Knob, value string, ch *Change) error {
 	return errors.Join(errs...)
 }
 
-// replace journals and writes one control whose text differs.
-func (f *FS) replace(g *group, at place, want string) error {
-	saves := []save{{at.control, at.now, want}}
-	var burst *place
+// along gives what a write to one control replaces: its own text and what the kernel drops with it, a burst that has to
+// go first among them.
+func (f *FS) along(g *group, at place, want string) (saves []save, burst *place) {
+	saves = []save{{at.control, g.ID(), at.now, want}}
 	switch at.knob {
 	case policy.CPUIdle:
 		// Idle drops the weight, and the way back gives the default.
 		if weight, err := f.places(g, policy.CPUWeight); err == nil && want == "1" {
-			saves = append(saves, save{weight[0].control, weight[0].now, weight[0].now})
+			saves = append(saves, save{weight[0].control, g.ID(), weight[0].now, weight[0].now})
 		}
 	case policy.CPUMax:
 		if found, err := f.places(g, policy.CPUMaxBurst); err == nil && bytesOf(found[0].now) > uint64(quotaOf(want)) {
 			burst = &found[0]
-			saves = append(saves, save{burst.control, burst.now, "0"})
+			saves = append(saves, save{burst.control, g.ID(), burst.now, "0"})
 		}
 	}
-	if err := f.journal.add(g, saves); err != nil {
+	return saves, burst
+}
+
+// replace journals and writes one control whose text differs.
+func (f *FS) replace(l *ledger, g *group, at place, want string) error {
+	saves, burst := f.along(g, at, want)
+	if err := l.add(saves); err != nil {
 		return err
 	}
 	if burst != nil {
@@ -390,14 +449,14 @@ func (f *FS) replace(g *group, at place, want string) error {
 		return err
 	}
 	if at.knob == policy.CPUIdle && want == "0" {
-		return f.restoreWeight(g)
+		return f.restoreWeight(l, g)
 	}
 	return nil
 }
 
 // restoreWeight brings the weight back that idle had dropped, after idle is 0 again.
-func (f *FS) restoreWeight(g *group) error {
-	entries, err := f.journal.load(g.path)
+func (f *FS) restoreWeight(l *ledger, g *group) error {
+	entries, err := l.load()
 	if err != nil {
 		return err
 	}

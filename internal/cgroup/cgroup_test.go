@@ -229,7 +229,7 @@ func TestRefused(t *testing.T) {
 				}
 			}
 		}
-		for _, knob := range []policy.Knob{policy.OOMScoreAdj, "cgroup.procs", "../x"} {
+		for _, knob := range []policy.Knob{policy.OOMScoreAdj, policy.IOPriority, "cgroup.procs", "../x"} {
 			if _, err := f.Write(ctr, knob, "1"); !errors.Is(err, cgroup.ErrRefused) {
 				t.Errorf("Write %s: %v, want ErrRefused", knob, err)
 			}
@@ -338,6 +338,49 @@ func TestJournalBeforeWrite(t *testing.T) {
 	}
 	if files, err := os.ReadDir(state); err != nil || len(files) != 0 {
 		t.Errorf("journal directory: %v, %v", files, err)
+	}
+}
+
+// Several settings are journalled before the first of them is written, in one go.
+func TestJournalBeforeWrites(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		t.Run(string(layout), func(t *testing.T) {
+			k, f, state := setUp(t, layout)
+			settings := []policy.Setting{{Knob: policy.MemoryLow, Value: "4096"}, {Knob: policy.MemoryHigh, Value: "8192"}, {Knob: policy.CPUIdle, Value: "1"}}
+			if layout == cgrouptest.V1 {
+				settings = []policy.Setting{{Knob: policy.MemoryMax, Value: "8192"}, {Knob: policy.CPUMax, Value: "50000 100000"}, {Knob: policy.CPUIdle, Value: "1"}}
+			}
+			var files []os.FileInfo
+			k.Hook = func(cgroup.Path, string, string) error {
+				entries, err := f.Journal()
+				for _, s := range settings {
+					if !slices.ContainsFunc(entries, func(e cgroup.Entry) bool { return e.Knob == s.Knob && e.Old != "" }) || err != nil {
+						t.Errorf("%s is not in the journal at a write: %+v, %v", s.Knob, entries, err)
+					}
+				}
+				file, err := os.Stat(journalFile(t, state))
+				if err != nil {
+					t.Error(err)
+				}
+				files = append(files, file)
+				return nil
+			}
+			before := snapshot(t, k)
+			if _, err := f.WriteAll(ctr, settings); err != nil {
+				t.Fatal(err)
+			}
+			if len(files) < len(settings) || !os.SameFile(files[0], files[len(files)-1]) {
+				t.Errorf("%d writes, and the journal was written anew between them", len(files))
+			}
+			k.Hook = nil
+			if err := f.Undo(ctr); err != nil {
+				t.Error(err)
+			}
+			if d := cmp.Diff(before, snapshot(t, k)); d != "" {
+				t.Errorf("after the undo, -before +after:\n%s", d)
+			}
+		})
 	}
 }
 
@@ -671,6 +714,19 @@ func TestCorruptJournalFailsOneWrite(t *testing.T) {
 		t.Errorf("first write: %v", err)
 	}
 	mustWrite(t, f, ctr, policy.MemoryMax, "8192")
+
+	if err := os.WriteFile(journalFile(t, state), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := f.WriteAll(ctr, []policy.Setting{{Knob: policy.MemoryMax, Value: "4096"}, {Knob: policy.MemoryLow, Value: "4096"}})
+	if !errors.Is(err, cgroup.ErrCorrupt) {
+		t.Errorf("several at once: %v", err)
+	}
+	for _, file := range []string{"memory.max", "memory.low"} {
+		if got, _ := k.Get(ctr, file); got != "4096" {
+			t.Errorf("several at once: %s = %s", file, got)
+		}
+	}
 }
 
 // Journals of an earlier boot name cgroups that are gone, whatever their inode numbers say.
@@ -1040,7 +1096,7 @@ func TestNeedAndFiles(t *testing.T) {
 				t.Errorf("Need of %s", k)
 			}
 			files := cgroup.Files(version, k)
-			none := k == policy.OOMScoreAdj || version == 1 && slices.Contains([]policy.Knob{policy.MemoryLow, policy.MemoryHigh}, k)
+			none := k.OfProcess() || version == 1 && slices.Contains([]policy.Knob{policy.MemoryLow, policy.MemoryHigh}, k)
 			if (len(files) == 0) != none {
 				t.Errorf("Files of %s on v%d: %v", k, version, files)
 			}

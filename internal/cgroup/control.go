@@ -419,7 +419,7 @@ func Files(version int, k policy.Knob) []string {
 // for a knob that is no cgroup file.
 func Controller(version int, k policy.Knob) string {
 	switch c := controllerOf(k); {
-	case k == policy.OOMScoreAdj || !slices.Contains(policy.Knobs(), k):
+	case k.OfProcess() || !slices.Contains(policy.Knobs(), k):
 		return ""
 	case c == "io" && version == 1:
 		return "blkio"

@@ -3,13 +3,16 @@
 // cgroup v2 and v1 (hybrid included), and path names of the cgroupfs and the systemd driver.
 //
 //	f, err := cgroup.Open(cgroup.Config{Root: "/", StateDir: "/run/tideline/journal"})
-//	p, err := cgroup.Container("/", pid, containerID)
+//	p, err := f.Container(pid, containerID)
 //	changes, err := f.WriteAll(p, decision.Settings)
 //	err = f.Undo(p)
 //
 // It never creates or removes a cgroup or a file, never moves a process, never follows a symbolic link or leaves a
 // hierarchy's mount, and never decides a value. It refuses every cgroup that is not the kubelet's, and
 // CPU weight and idle of anything but a container: what the kubelet and the scheduler read back is theirs.
+//
+// In a container with a cgroup namespace of its own it works where all of the host's hierarchy is mounted there: paths are
+// turned into those that the host has.
 //
 // It does not talk to systemd: on a node with the systemd driver a daemon-reload may reset files of a slice, until the
 // caller writes them again.
@@ -32,7 +35,7 @@
 // A new cpuset.mems moves the pages of the cgroup's tasks on v2 (on v1 only if cpuset.memory_migrate is set), and the
 // write lasts that long.
 //
-// oom_score_adj is no cgroup file and is refused. The weight of io.weight (1 to 1000) goes unchanged into both v2 files:
+// oom_score_adj and ioprio are no cgroup files and are refused. The weight of io.weight (1 to 1000) goes unchanged into both v2 files:
 // io.weight takes up to 10000 and has the same default, 100, so ratios and the meaning of the default stay the same.
 //
 // The module github.com/containerd/cgroups/v3 is not used: its mode detection looks at /sys/fs/cgroup only and keeps the

@@ -84,7 +84,7 @@ func Need(version int, k policy.Knob) string {
 		return "CONFIG_BFQ_GROUP_IOSCHED with module bfq, or CONFIG_BLK_CGROUP_IOCOST"
 	case policy.IOMax:
 		return "CONFIG_BLK_DEV_THROTTLING"
-	case policy.OOMScoreAdj:
+	case policy.OOMScoreAdj, policy.IOPriority:
 		return "the runtime, at creation"
 	}
 	return "an unknown knob"

@@ -54,10 +54,22 @@ type record struct {
 	Entries []Entry `json:"entries"`
 }
 
+// save is what a write is going to replace.
 type save struct {
 	control
+	id       ID // of the cgroup, in the controller's hierarchy
 	old, new string
 }
+
+// ledger is the journal of one cgroup while its lock is held: it is read once.
+type ledger struct {
+	*journal
+	path    Path
+	read    bool
+	entries []Entry
+}
+
+func (j *journal) of(p Path) *ledger { return &ledger{journal: j, path: p} }
 
 const (
 	recordVersion = 1
@@ -159,18 +171,33 @@ func (j *journal) setAside(file string, why error) error {
 	return fmt.Errorf("%w: %s: %w; too many are set aside already", ErrCorrupt, file, why)
 }
 
+func (l *ledger) load() ([]Entry, error) {
+	if l.read {
+		return l.entries, nil
+	}
+	entries, err := l.journal.load(l.path)
+	if err == nil {
+		l.entries, l.read = entries, true
+	}
+	return entries, err
+}
+
 // add records what is about to be replaced. An entry of the same cgroup keeps its Old; one of a cgroup that was
 // removed and made again under the name does not count.
-func (j *journal) add(g *group, saves []save) error {
-	entries, err := j.load(g.path)
+func (l *ledger) add(saves []save) error {
+	if len(saves) == 0 {
+		return nil
+	}
+	stored, err := l.load()
 	if err != nil {
 		return err
 	}
+	entries := slices.Clone(stored)
 	changed := false
 	for _, s := range saves {
 		e := Entry{
-			Path: g.path, Knob: s.knob, Controller: s.controller, File: s.file,
-			Old: s.old, New: s.new, When: j.clock().UTC(), ID: g.ID(),
+			Path: l.path, Knob: s.knob, Controller: s.controller, File: s.file,
+			Old: s.old, New: s.new, When: l.clock().UTC(), ID: s.id,
 		}
 		i := slices.IndexFunc(entries, func(e Entry) bool { return e.Knob == s.knob && e.File == s.file })
 		switch {
@@ -189,7 +216,11 @@ func (j *journal) add(g *group, saves []save) error {
 	if !changed {
 		return nil
 	}
-	return j.store(g.path, entries)
+	if err := l.store(l.path, entries); err != nil {
+		return err
+	}
+	l.entries = entries
+	return nil
 }
 
 // store replaces a cgroup's file, or removes it if nothing is left.

@@ -163,8 +163,8 @@ func permit(p Path, k policy.Knob) error {
 	}
 	level := p.Level()
 	switch {
-	case k == policy.OOMScoreAdj:
-		return fmt.Errorf("%w: oom_score_adj belongs to processes, at creation only", ErrRefused)
+	case k.OfProcess():
+		return fmt.Errorf("%w: %s belongs to processes, at creation only", ErrRefused, k)
 	case level == "":
 		return fmt.Errorf("%w: neither a class, a pod nor a container of the kubelet", ErrRefused)
 	case (k == policy.CPUWeight || k == policy.CPUIdle) && level != policy.LevelContainer:

@@ -2,6 +2,7 @@ package cgroup_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -9,8 +10,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/cgroup/cgrouptest"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -149,23 +152,109 @@ func TestParseProc(t *testing.T) {
 	for _, c := range procCases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := cgroup.ParseProc(c.text, c.id)
+			got, err := cgroup.ParseProc(c.text, c.id, "")
 			if got != c.want || (err != nil) != (c.want == "") {
 				t.Errorf("ParseProc = %q, %v, want %q", got, err, c.want)
 			}
 		})
 	}
-	if _, err := cgroup.ParseProc("0::/kubepods/pod7f/"+id+" (deleted)\n", id); !errors.Is(err, cgroup.ErrGone) {
+	if _, err := cgroup.ParseProc("0::/kubepods/pod7f/"+id+" (deleted)\n", id, ""); !errors.Is(err, cgroup.ErrGone) {
 		t.Errorf("ParseProc of a removed cgroup: %v, want ErrGone", err)
 	}
 }
 
+// ours is where a door runs that is in a container itself.
+const ours = "/kubepods/burstable/pod1a/abcdef"
+
+// What such a door is shown. Nothing below a container's own cgroup may count, whatever names the container gives it.
+var namespaceCases = []struct {
+	name, shown, id string
+	want            cgroup.Path
+}{
+	{"another class", "/../../../besteffort/pod7f/" + id, id, "/kubepods/besteffort/pod7f/" + cgroup.Path(id)},
+	{"the same class", "/../../pod7f/" + id, id, "/kubepods/burstable/pod7f/" + cgroup.Path(id)},
+	{"the same pod", "/../" + id, id, "/kubepods/burstable/pod1a/" + cgroup.Path(id)},
+	{"another tree", "/../../../../system.slice/x-" + id + ".scope", id, "/system.slice/x-" + cgroup.Path(id) + ".scope"},
+	{"our own", "/", "abcdef", ours},
+	{"below our own", "/x/" + id, id, ours + "/x/" + cgroup.Path(id)},
+	{"nested", "/../../pod7f/" + id + "/init", id, "/kubepods/burstable/pod7f/" + cgroup.Path(id)},
+	{"a container that imitates its ID below", "/../../pod7f/" + id + "/x/" + id, id, "/kubepods/burstable/pod7f/" + cgroup.Path(id)},
+	{"a container that imitates the tree below", "/../../pod7f/" + id + "/kubepods/burstable/pod8a/" + id, id, "/kubepods/burstable/pod7f/" + cgroup.Path(id)},
+	{"a container below us that imitates ours", "/x/abcdef", "abcdef", ours},
+	{"another container with our ID below", "/../../pod7f/" + id + "/abcdef", "abcdef", "/kubepods/burstable/pod7f/" + cgroup.Path(id) + "/abcdef"}, // its PID is what the runtime has named
+	{"a name of three dots", "/.../" + id, id, ours + "/.../" + cgroup.Path(id)},
+	{"a name that begins with two dots", "/..x/" + id, id, ours + "/..x/" + cgroup.Path(id)},
+	{"dots on the way", "/../../pod7f/../pod8a/" + id, id, ""},
+	{"dots after a name", "/pod7f/../../" + id, id, ""},
+	{"above the root", "/../../../../../kubepods/" + id, id, ""},
+	{"the root", "/../../../..", id, ""},
+	{"a pod", "/../../pod7f", id, ""},
+	{"part of an ID", "/../../pod7f/" + id[:8], id, ""},
+	{"no slash", "..", id, ""},
+	{"empty", "", id, ""},
+}
+
+func TestParseProcInNamespace(t *testing.T) {
+	t.Parallel()
+	for _, c := range namespaceCases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := cgroup.ParseProc("0::"+c.shown+"\n", c.id, ours)
+			if got != c.want || (err != nil) != (c.want == "") {
+				t.Errorf("ParseProc = %q, %v, want %q", got, err, c.want)
+			}
+		})
+	}
+	if _, err := cgroup.ParseProc("0::/../../pod7f/"+id+" (deleted)\n", id, ours); !errors.Is(err, cgroup.ErrGone) {
+		t.Errorf("ParseProc of a removed cgroup: %v, want ErrGone", err)
+	}
+	for _, namespace := range []cgroup.Path{"/", "a", "/a/..", "/a//b"} {
+		if p, err := cgroup.ParseProc("0::/"+id+"\n", id, namespace); err == nil {
+			t.Errorf("ParseProc in %q = %q", namespace, p)
+		}
+	}
+	// Where the mount shows no more than the namespace, the error says what to do, and is not that of a cgroup that has gone.
+	_, err := cgroup.ParseProc("0::/../../pod7f/"+id+"\n", id, "")
+	want := `"/../../pod7f/` + id + `" is outside of our cgroup namespace: mount the host's /sys/fs/cgroup, all of it, or run in the host's cgroup namespace`
+	if err == nil || err.Error() != want {
+		t.Errorf("ParseProc without a namespace: %v, want %s", err, want)
+	}
+	// On a hybrid host the unified line may show anything that has not the ID.
+	hybrid := proc("4:memory:/kubepods/pod7f/"+id, "0::/../..")
+	if p, err := cgroup.ParseProc(hybrid, id, ""); p != "/kubepods/pod7f/"+cgroup.Path(id) || err != nil {
+		t.Errorf("ParseProc of a hybrid host = %q, %v", p, err)
+	}
+}
+
+// A cgroup that the kernel would show is found again from every other.
+func TestParseProcFromEverywhere(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom([]string{"kubepods", "burstable", "pod7f", "...", "x"})
+		names := rapid.SliceOfN(name, 1, 5)
+		from, to := names.Draw(t, "namespace"), append(names.Draw(t, "pod"), id)
+		common := 0
+		for common < min(len(from), len(to)) && from[common] == to[common] {
+			common++
+		}
+		shown := strings.Repeat("/..", len(from)-common) + "/" + strings.Join(to[common:], "/")
+		below := strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{"/" + id, "/x", "/kubepods"}), 0, 3).Draw(t, "below"), "")
+		got, err := cgroup.ParseProc("0::"+shown+below+"\n", id, cgroup.Path("/"+strings.Join(from, "/")))
+		if want := cgroup.Path("/" + strings.Join(to, "/")); got != want || err != nil {
+			t.Errorf("ParseProc of %s%s = %q, %v, want %q", shown, below, got, err, want)
+		}
+	})
+}
+
 func FuzzParseProc(f *testing.F) {
 	for _, c := range procCases {
-		f.Add(c.text, c.id)
+		f.Add(c.text, c.id, "")
 	}
-	f.Fuzz(func(t *testing.T, text, id string) {
-		p, err := cgroup.ParseProc(text, id)
+	for _, c := range namespaceCases {
+		f.Add("0::"+c.shown, c.id, ours)
+	}
+	f.Fuzz(func(t *testing.T, text, id, namespace string) {
+		p, err := cgroup.ParseProc(text, id, cgroup.Path(namespace))
 		if err != nil {
 			return
 		}
@@ -175,7 +264,7 @@ func FuzzParseProc(f *testing.F) {
 		if last := filepath.Base(string(p)); !strings.Contains(last, id) {
 			t.Errorf("ParseProc(%q, %q) = %q, which does not end in the ID", text, id, p)
 		}
-		if !strings.Contains(text, ":"+string(p)) {
+		if namespace == "" && !strings.Contains(text, ":"+string(p)) {
 			t.Errorf("ParseProc(%q, %q) = %q, which no line begins with", text, id, p)
 		}
 	})
@@ -183,23 +272,120 @@ func FuzzParseProc(f *testing.F) {
 
 func TestContainer(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	if err := os.MkdirAll(root+"/proc/12", 0o755); err != nil {
+	k, f, _ := setUp(t, cgrouptest.V2)
+	if err := k.SetProc("12/cgroup", "0::/kubepods/pod7f/"+id+"/x\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(root+"/proc/12/cgroup", []byte("0::/kubepods/pod7f/"+id+"/x\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	got, err := cgroup.Container(root, 12, id)
+	got, err := f.Container(12, id)
 	if want := cgroup.Path("/kubepods/pod7f/" + id); got != want || err != nil {
 		t.Errorf("Container = %q, %v, want %q", got, err, want)
 	}
-	if _, err := cgroup.Container(root, 13, id); !errors.Is(err, cgroup.ErrGone) || !errors.Is(err, fs.ErrNotExist) {
+	if _, err := f.Container(13, id); !errors.Is(err, cgroup.ErrGone) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Container of no process: %v, want ErrGone", err)
 	}
 	for _, pid := range []int{0, -1} {
-		if _, err := cgroup.Container(root, pid, id); err == nil || errors.Is(err, cgroup.ErrGone) {
+		if _, err := f.Container(pid, id); err == nil || errors.Is(err, cgroup.ErrGone) {
 			t.Errorf("Container of process %d: %v", pid, err)
+		}
+	}
+}
+
+// A door in a container that is not privileged has a cgroup namespace of its own and the host's hierarchy mounted.
+func TestContainerInNamespace(t *testing.T) {
+	t.Parallel()
+	const own = cgroup.Path("/kubepods/burstable/pod1a/abcdef")
+	start := func(t *testing.T) *cgrouptest.Kernel {
+		k, _, _ := setUp(t, cgrouptest.V2)
+		for _, p := range []cgroup.Path{own, own + "/below", "/kubepods/burstable/pod1a/sandbox", "/system.slice/a/b/c/d"} {
+			if err := k.Make(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		join(t, k, own, fmt.Sprintf("7\n%d\n", os.Getpid()))
+		join(t, k, "/kubepods/burstable/pod1a/sandbox", "71\n")
+		must(t, k.SetProc("self/cgroup", "0::/\n"))
+		must(t, k.SetProc("12/cgroup", "0::/../../../besteffort/pod7f/"+id+"/x/"+id+"\n"))
+		mountFrom(t, k, "/../../../..")
+		return k
+	}
+	k := start(t)
+	f := reopen(t, k, t.TempDir())
+	if f.Version() != 2 {
+		t.Errorf("version %d", f.Version())
+	}
+	got, err := f.Container(12, id)
+	if got != ctr || err != nil {
+		t.Errorf("Container = %q, %v, want %q", got, err, ctr)
+	}
+	mustWrite(t, f, got, policy.CPUIdle, "1")
+	if v, err := k.Get(ctr, "cpu.idle"); v != "1" || err != nil {
+		t.Errorf("cpu.idle of the container is %q, %v", v, err)
+	}
+
+	for name, c := range map[string]struct {
+		change func(t *testing.T, k *cgrouptest.Kernel)
+		says   string
+	}{
+		"a part of the hierarchy": {func(t *testing.T, k *cgrouptest.Kernel) {
+			must(t, os.WriteFile(k.Root()+"/sys/fs/cgroup/cgroup.type", []byte("domain\n"), 0o644))
+		}, "from a cgroup above ours that is not its root"},
+		"a part beside ours":       {func(t *testing.T, k *cgrouptest.Kernel) { mountFrom(t, k, "/../../pod2b") }, "not from its root"},
+		"dots that are not whole":  {func(t *testing.T, k *cgrouptest.Kernel) { mountFrom(t, k, "/..a") }, "not from its root"},
+		"a slash too many":         {func(t *testing.T, k *cgrouptest.Kernel) { mountFrom(t, k, "/../") }, "not from its root"},
+		"more levels than we have": {func(t *testing.T, k *cgrouptest.Kernel) { mountFrom(t, k, "/../../../../..") }, "no cgroup 5 levels below /sys/fs/cgroup holds this process"},
+		"fewer levels":             {func(t *testing.T, k *cgrouptest.Kernel) { mountFrom(t, k, "/../../..") }, "no cgroup 3 levels below /sys/fs/cgroup holds this process"},
+		"another PID namespace":    {func(t *testing.T, k *cgrouptest.Kernel) { join(t, k, own, "7\n") }, "run it in the host's PID namespace"},
+		"below our namespace's root": {func(t *testing.T, k *cgrouptest.Kernel) {
+			must(t, k.SetProc("self/cgroup", "0::/below\n"))
+		}, "this process is not in the root of its cgroup namespace"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := start(t)
+			c.change(t, k)
+			_, err := cgroup.Open(k.Config(t.TempDir()))
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("Open: %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// join writes which processes a cgroup has, which the fake leaves out.
+func join(t *testing.T, k *cgrouptest.Kernel, p cgroup.Path, pids string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(k.Root(), "sys/fs/cgroup", string(p), "cgroup.procs"), []byte(pids), 0o644))
+}
+
+// mountFrom has mountinfo show another root of the hierarchy.
+func mountFrom(t *testing.T, k *cgrouptest.Kernel, root string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(k.Root(), "proc/self/mountinfo"))
+	must(t, err)
+	f := strings.Fields(string(text))
+	f[3] = root
+	must(t, k.SetProc("self/mountinfo", strings.Join(f, " ")+"\n"))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAbove(t *testing.T) {
+	t.Parallel()
+	for root, want := range map[string]int{
+		"/": 0, "/..": 1, "/../../..": 3,
+		"": -1, "//": -1, "/a": -1, "/../a": -1, "/a/..": -1, "/...": -1, "/../": -1, "/..//..": -1, "..": -1, "/.": -1,
+	} {
+		n, ok := cgroup.Mount{Root: root}.Above()
+		if !ok {
+			n = -1
+		}
+		if n != want {
+			t.Errorf("Above of %q = %d, want %d", root, n, want)
 		}
 	}
 }

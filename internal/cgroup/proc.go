@@ -15,11 +15,11 @@ const maxProcFile = 1 << 20
 
 // Container returns the cgroup of the container whose first process is pid, from ROOT/proc/PID/cgroup. The number
 // may come to mean another process at any time: the path must name the container. See ParseProc for the rules. A process that is gone is ErrGone.
-func Container(root string, pid int, id string) (Path, error) {
+func (f *FS) Container(pid int, id string) (Path, error) {
 	if pid <= 0 {
 		return "", fmt.Errorf("find cgroup of container %q: bad process id %d", id, pid)
 	}
-	text, err := readProc(root, strconv.Itoa(pid)+"/cgroup")
+	text, err := readProc(f.root, strconv.Itoa(pid)+"/cgroup")
 	// A process that ends between open and read answers ESRCH.
 	if errors.Is(err, fs.ErrNotExist) || isGone(err) {
 		return "", fmt.Errorf("find cgroup of container %q, process %d: %w", id, pid, ErrGone)
@@ -27,7 +27,7 @@ func Container(root string, pid int, id string) (Path, error) {
 	if err != nil {
 		return "", fmt.Errorf("find cgroup of container %q: %w", id, err)
 	}
-	p, err := ParseProc(text, id)
+	p, err := ParseProc(text, id, f.namespace)
 	if err != nil {
 		return "", fmt.Errorf("find cgroup of container %q, process %d: %w", id, pid, err)
 	}
@@ -66,9 +66,19 @@ func readProc(root, name string) (string, error) {
 // nest groups of its own, under any name, below it. All v1 hierarchies with a controller of ours must give the same
 // path; where there is none, the v2 line counts. On a hybrid host a v2 line without the ID is no contradiction, as not
 // every runtime joins that hierarchy, but one with the ID must agree.
-func ParseProc(text, id string) (Path, error) {
+//
+// A reader in a cgroup namespace is shown the v2 path from its namespace's root, which namespace names; it is "" for the
+// host's:
+//
+//	0::/../../podX/0a1b…
+func ParseProc(text, id string, namespace Path) (Path, error) {
 	if id == "" || strings.ContainsAny(id, "/\n\x00") {
 		return "", fmt.Errorf("bad container ID %q", id)
+	}
+	if namespace != "" {
+		if err := checkPath(string(namespace)); err != nil {
+			return "", fmt.Errorf("bad cgroup namespace %q: %w", namespace, err)
+		}
 	}
 	var v1 []string
 	var v2 *string
@@ -105,7 +115,11 @@ func ParseProc(text, id string) (Path, error) {
 		}
 		return found, nil
 	}
-	p, err := cut(*v2, id)
+	var p Path
+	path, err := absolute(*v2, namespace)
+	if err == nil {
+		p, err = cut(path, id)
+	}
 	switch {
 	case found == "":
 		return p, err

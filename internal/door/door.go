@@ -196,7 +196,7 @@ func (d *Door) build() (c *core, why string, err error) {
 		return nil, "", err
 	}
 	e := engine.New(engine.Config{
-		Cgroups: fs, Runtime: link, Root: d.cfg.Root, StateDir: filepath.Join(d.cfg.RunDir, "records"), Node: facts.Node,
+		Cgroups: fs, Runtime: link, StateDir: filepath.Join(d.cfg.RunDir, "records"), Node: facts.Node,
 		Policy: compiled, Info: info, Mode: mode, Bypass: d.bypassed(), DecisionBudget: d.cfg.DecisionBudget,
 		Carries: link.Carries, Recheck: d.cfg.Recheck, Clock: time.Now, Log: d.log,
 	})

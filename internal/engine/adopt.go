@@ -59,10 +59,13 @@ func (e *Engine) tryAdopt(ctx context.Context) (err error) {
 
 // readRuntime makes the state agree with what the runtime lists.
 func (e *Engine) readRuntime(ctx context.Context) error {
-	e.reading.Lock()
-	defer e.reading.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	done, err := e.read(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	// What comes while the runtime makes its lists is known to us in another way, and not missing there.
 	before, err := e.known(ctx)
 	if err != nil {
@@ -77,6 +80,16 @@ func (e *Engine) readRuntime(ctx context.Context) error {
 		follow(ctx)
 	}
 	return err
+}
+
+// read waits for the turn to make the state agree with the runtime.
+func (e *Engine) read(ctx context.Context) (done func(), err error) {
+	select {
+	case e.reading <- struct{}{}:
+		return func() { <-e.reading }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: the runtime's containers are being read", ErrNoDecision)
+	}
 }
 
 // known gives the IDs of the sandboxes and containers in the state.
@@ -103,8 +116,11 @@ type Offer struct {
 // it. It gives those whose stored spec has other values than decided, or whose files lack some; for each Updated is to
 // follow. Files are written in the background.
 func (e *Engine) Synchronize(ctx context.Context, list Listing) ([]Offer, error) {
-	e.reading.Lock()
-	defer e.reading.Unlock()
+	done, err := e.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	before, err := e.known(ctx)
 	if err != nil {
 		return nil, err
@@ -135,15 +151,23 @@ func (e *Engine) Synchronize(ctx context.Context, list Listing) ([]Offer, error)
 				weighted.unweighted = false
 				c = &weighted
 			}
+			// The runtime did not wait for our answer to the creation, or does not know the field.
+			prio := find(c.decision.Settings, policy.IOPriority)
+			lost := prio != nil && prio.Value != l.Spec.Values[policy.IOPriority]
+			if lost {
+				without := *c
+				without.decision.Settings = slices.DeleteFunc(slices.Clone(c.decision.Settings), func(s policy.Setting) bool { return s.Knob == policy.IOPriority })
+				c = &without
+			}
 			next, apply := e.decideUpdate(loaded.policy, p.facts, c, asks)
 			differs := slices.DeleteFunc(slices.Clone(apply), func(st policy.Setting) bool {
 				stored := l.Spec.Values[st.Knob]
 				if !e.cfg.Carries(st.Knob) {
 					return c.changed && !asked // its files are written whatever is stored
 				}
-				return st.Knob == policy.OOMScoreAdj || stored == st.Value || stored == "" && st.Value == policy.Unset
+				return st.Knob.OfProcess() || stored == st.Value || stored == "" && st.Value == policy.Unset
 			})
-			if len(differs) == 0 && !asked {
+			if len(differs) == 0 && !asked && !lost {
 				continue
 			}
 			e.counts.decisions.Add(1)
@@ -212,20 +236,32 @@ func unseen(c *container, stored policy.Resources) (asks policy.Resources, any b
 	return asks, any
 }
 
+// within says whether the list names nothing but what is known.
+func (l Listing) within(known map[string]bool) bool {
+	for id := range l.Pods {
+		if !known[id] {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(l.Containers, func(c Listed) bool { return !known[c.ID] })
+}
+
 // agree makes the state agree with the runtime: by its list, the records, and, for containers that no record tells of,
 // what its stored spec holds. What the list does not name any more, of what was known before it was made, is dropped.
 // What is to be written to files because of it is left to follow.
 func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing) (follow func(context.Context), err error) {
-	recs, err := e.records.read()
-	if recs == nil {
-		return nil, err
+	recs, journal := map[Key]Record{}, standing{}
+	if !e.Adopted() || !list.within(before) { // else files tell nothing that the state does not know better
+		if recs, err = e.records.read(); recs == nil {
+			return nil, err
+		}
+		if err != nil {
+			e.cfg.Log.Warn("records were set aside", "err", err)
+		}
+		e.outcome("records", "", err)
+		journal, err = e.journalled()
+		e.outcome("journal", "", err)
 	}
-	if err != nil {
-		e.cfg.Log.Warn("records were set aside", "err", err)
-	}
-	e.outcome("records", "", err)
-	journal, err := e.journalled()
-	e.outcome("journal", "", err)
 
 	listed := map[string]bool{}
 	parents := map[string]string{} // of pods, by UID

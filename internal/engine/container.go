@@ -92,7 +92,9 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 		plan.Birth = birth(plan.Decision, c, loaded)
 		e.counts.changed.Add(1)
 	}
-	e.carryOut(work)
+	if work.path != "" { // the call does not wait: a runtime takes longer to make the container
+		e.spawn(func() { e.apply(work) })
+	}
 	return plan, nil
 }
 
@@ -109,6 +111,17 @@ func (e *Engine) remember(r Record) {
 		e.cfg.Log.Warn("write record", "container", clip(r.Key.String()), "err", err)
 	}
 	e.outcome("records", r.Key.String(), err)
+	e.tidy(r)
+}
+
+// tidy removes a record that was written when its container had gone already.
+func (e *Engine) tidy(r Record) {
+	e.post(func(s *state) func(context.Context) {
+		if now := s.get(r.Key); now != nil && now.id == r.ID {
+			return nil
+		}
+		return func(context.Context) { e.forget(r.Key) }
+	})
 }
 
 // forget removes a record.
@@ -139,15 +152,9 @@ func (e *Engine) Reported(c Creation, p Plan) {
 			return nil
 		}
 		r := ctr.record(s.podOf(ctr))
-		return func(ctx context.Context) {
+		return func(context.Context) {
 			e.outcome("records", r.Key.String(), e.records.writeFirst(r))
-			gone := false
-			if err := e.query(ctx, func(s *state) {
-				now := s.get(r.Key)
-				gone = now == nil || now.id != r.ID
-			}); err == nil && gone { // it was removed before there was a record to remove
-				e.forget(r.Key)
-			}
+			e.tidy(r)
 		}
 	})
 }
@@ -286,7 +293,7 @@ func (e *Engine) afterStart(c *container) []policy.Setting {
 	switch {
 	case c.changed && e.cfg.Recheck:
 		return slices.DeleteFunc(slices.Clone(c.decision.Settings), func(s policy.Setting) bool {
-			return s.Knob == policy.CPUWeight || s.Knob == policy.OOMScoreAdj // one is what idle leaves, one has no file
+			return s.Knob == policy.CPUWeight || s.Knob.OfProcess() // one is what idle leaves, the others have no file
 		})
 	case c.changed:
 		return e.rest(c.decision.Settings)
@@ -302,11 +309,11 @@ func (e *Engine) afterStart(c *container) []policy.Setting {
 	return nil
 }
 
-// rest gives the settings that the door's protocol can't carry.
+// rest gives the settings that the door's protocol can't carry, and a file can.
 func (e *Engine) rest(settings []policy.Setting) []policy.Setting {
 	var out []policy.Setting
 	for _, s := range settings {
-		if !e.cfg.Carries(s.Knob) {
+		if !e.cfg.Carries(s.Knob) && !s.Knob.OfProcess() {
 			out = append(out, s)
 		}
 	}
@@ -356,7 +363,7 @@ func (e *Engine) locate(ctx context.Context, id string) (cgroup.Path, error) {
 	if err != nil {
 		return "", fmt.Errorf("find first process of container %.64s: %w", id, err)
 	}
-	return cgroup.Container(e.cfg.Root, pid, id)
+	return e.cfg.Cgroups.Container(pid, id)
 }
 
 func (e *Engine) write(path cgroup.Path, settings []policy.Setting) error {
@@ -440,10 +447,14 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 		n.unweighted = c.unweighted && asks.CPUShares == nil
 		return &n, nil
 	}
+	// Only the creation sets an I/O priority, so what it set is what there is.
+	d.Settings = slices.DeleteFunc(d.Settings, func(s policy.Setting) bool { return s.Knob == policy.IOPriority })
 	if c.changed {
 		apply = dropped(c.decision, d, asked, e.cfg.Node)
-		if s := find(c.decision.Settings, policy.OOMScoreAdj); s != nil && find(d.Settings, policy.OOMScoreAdj) == nil {
-			d.Settings = append(slices.Clip(d.Settings), *s) // no update takes it out of the stored spec
+		for _, k := range []policy.Knob{policy.OOMScoreAdj, policy.IOPriority} {
+			if s := find(c.decision.Settings, k); s != nil && find(d.Settings, k) == nil {
+				d.Settings = append(slices.Clip(d.Settings), *s) // no update takes it out of the stored spec
+			}
 		}
 	}
 	apply = slices.Concat(d.Settings, apply)
@@ -609,9 +620,9 @@ func (e *Engine) Updated(plan Plan, ok bool) {
 	})
 }
 
-// Removed reports that the container is gone.
+// Removed reports that the container is gone. Nobody waits for what is left to clear up.
 func (e *Engine) Removed(id string) {
-	e.tell(func(s *state) func(context.Context) {
+	e.post(func(s *state) func(context.Context) {
 		c := s.byID(id)
 		if c == nil {
 			return nil

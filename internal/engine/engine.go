@@ -93,7 +93,6 @@ type Listed struct {
 type Config struct {
 	Cgroups  *cgroup.FS
 	Runtime  Runtime
-	Root     string // "/"; processes are looked up in its proc
 	StateDir string // records of containers; made by Run when missing, the folder above it is not
 	Node     policy.Node
 	Policy   *policy.Policy
@@ -102,7 +101,8 @@ type Config struct {
 	Bypass   bool // start in bypass
 	// DecisionBudget is what a call waits for its decision; 0 is DefaultDecisionBudget.
 	DecisionBudget time.Duration
-	// Carries says whether the door's protocol carries a container's knob; the engine writes the others to files.
+	// Carries says whether the door's protocol carries a container's knob; the engine writes the others to files. An I/O
+	// priority has no file: where the protocol has none either, it is not decided.
 	Carries func(policy.Knob) bool
 	// Recheck has the files of a container that starts compared with all that was decided, since the runtime may have
 	// lost what the protocol carried (NRI: an update between the creation of a task and its start is stored alone).
@@ -124,7 +124,7 @@ type Engine struct {
 	classes chan struct{} // wakes the worker that keeps the class cgroups
 	adopt   chan struct{} // wakes the worker that lists the runtime's containers
 	gate    sync.RWMutex  // held for reading while files are written
-	reading sync.Mutex    // held while the runtime's containers are read
+	reading chan struct{} // has a place for who reads the runtime's containers
 	made    time.Time
 	adopted chan struct{} // closed when the runtime's containers were read once
 	closing chan struct{} // closed when Run is to end: nothing new is begun in the background
@@ -158,9 +158,15 @@ type op struct {
 // New makes an engine. It does no I/O; call Run before any other method is to succeed.
 func New(cfg Config) *Engine {
 	cfg.DecisionBudget = cmp.Or(cfg.DecisionBudget, DefaultDecisionBudget)
+	if !cfg.Carries(policy.IOPriority) {
+		features := map[policy.Knob]policy.Feature{}
+		maps.Copy(features, cfg.Node.Features)
+		features[policy.IOPriority] = policy.Feature{Support: policy.Unsupported, Need: "the NRI door"}
+		cfg.Node.Features = features
+	}
 	e := &Engine{
 		cfg: cfg, records: records{dir: cfg.StateDir}, ops: make(chan *op, 1024),
-		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1),
+		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1), reading: make(chan struct{}, 1),
 		made: time.Now(), adopted: make(chan struct{}), closing: make(chan struct{}), stopped: make(chan struct{}), troubles: map[trouble]control.Degraded{},
 	}
 	e.policy.Store(&loadedPolicy{cfg.Policy, cfg.Info})

@@ -95,7 +95,7 @@ func (e *Engine) rows(at cgroup.Path, asked policy.Resources, d policy.Decision,
 		if s := find(d.Settings, k); s != nil {
 			r.Wanted, r.Reason = s.Value, s.Reason
 		}
-		if at != "" {
+		if at != "" && !k.OfProcess() {
 			switch v, err := e.cfg.Cgroups.Read(at, k); {
 			case err == nil:
 				r.Kernel, r.Effective = v, e.effective(at, k, v)

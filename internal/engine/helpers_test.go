@@ -80,7 +80,7 @@ func (m *machine) start() {
 		features[k] = policy.Feature{Support: policy.Supported}
 	}
 	cfg := engine.Config{
-		Cgroups: fs, Runtime: m.rt, Root: m.k.Root(), StateDir: m.state,
+		Cgroups: fs, Runtime: m.rt, StateDir: m.state,
 		Node:   policy.Node{CgroupVersion: m.version, Online: cpuset.New(0, 1, 2, 3), Features: features, PageSize: 4096},
 		Policy: compile(m.t, nil), Info: control.PolicyStatus{Name: "default", Generation: 1}, Mode: control.ModeEnforce,
 		Carries: func(k policy.Knob) bool { return cri.Carries(m.version, k) }, Clock: time.Now, Log: slog.New(slog.DiscardHandler),

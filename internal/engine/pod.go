@@ -42,7 +42,9 @@ func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
 	}
 	e.countBad(work.decision)
 	e.log(work.decision, facts, "", "decide pod")
-	e.carryOut(work)
+	if work.path != "" {
+		e.background(func() { e.apply(work) })
+	}
 }
 
 // PodStarted reports the ID of the sandbox. Where the pod's cgroup is a systemd slice its values are written again: with
@@ -158,9 +160,9 @@ func (e *Engine) PodResized(sandboxID string) {
 	})
 }
 
-// PodRemoved reports that the sandbox is gone.
+// PodRemoved reports that the sandbox is gone. Nobody waits for what is left to clear up.
 func (e *Engine) PodRemoved(sandboxID string) {
-	e.tell(func(s *state) func(context.Context) {
+	e.post(func(s *state) func(context.Context) {
 		p := s.dropSandbox(sandboxID)
 		if p == nil {
 			return nil // unknown, or there is a newer sandbox of the same pod
@@ -233,13 +235,6 @@ func find(settings []policy.Setting, k policy.Knob) *policy.Setting {
 		}
 	}
 	return nil
-}
-
-// carryOut writes what was decided for a pod, and waits for it as long as a call may.
-func (e *Engine) carryOut(w podWork) {
-	if w.path != "" {
-		e.background(func() { e.apply(w) })
-	}
 }
 
 // apply writes what was decided for a pod, unless a later decision has been written.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/apply/nri"
 	"github.com/tideline-io/tideline/internal/cgroup/cgrouptest"
 	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/policy"
@@ -113,6 +114,36 @@ func TestSynchronizeWeighted(t *testing.T) {
 	}
 }
 
+// An I/O priority that the runtime does not store is not there, and nothing but a creation brings it.
+func TestSynchronizePriority(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, cgrouptest.V2, func(cfg *engine.Config) {
+		cfg.Carries = func(k policy.Knob) bool { return nri.Carries(cfg.Node.CgroupVersion, k) }
+	})
+	p := m.pod("a", v1alpha1.BE, "/besteffort")
+	m.run(p)
+	m.make(p, "a", asks(2, 0, 0))
+	const lowest = "best-effort:7"
+	r := policy.Resources{Unified: map[string]string{"cpu.idle": "1"}}
+	for _, has := range []string{lowest, ""} {
+		list := stored(p, "a", r, true)
+		list.Containers[0].Spec.Values[policy.IOPriority] = has
+		offers := m.synchronize(list)
+		if (len(offers) > 0) != (has == "") {
+			t.Errorf("stored %q: offers %+v", has, offers)
+		}
+		for _, o := range offers {
+			if len(o.Plan.Apply) > 0 {
+				t.Errorf("stored %q: asks the runtime for %+v", has, o.Plan.Apply)
+			}
+			m.e.Updated(o.Plan, true)
+		}
+		if got := values(m.container("a").Decision.Settings); got[policy.IOPriority] != has || got[policy.CPUIdle] != "1" {
+			t.Errorf("stored %q: decided %v", has, got)
+		}
+	}
+}
+
 // What a start that nobody saw did not bring is written, and with Recheck what the runtime has lost too.
 func TestSynchronizeFiles(t *testing.T) {
 	t.Parallel()
@@ -186,10 +217,10 @@ func TestRecordOfNothing(t *testing.T) {
 		m.e.Reported(c, plan)
 		m.e.Removed(id("a"))
 	}
-	m.stop() // with all that is under way
-	if left, err := os.ReadDir(m.state); err != nil || len(left) > 0 {
-		t.Errorf("%d records are left: %v", len(left), err)
-	}
+	m.eventually("no record to be left", func() bool {
+		left, err := os.ReadDir(m.state)
+		return err == nil && len(left) == 0
+	})
 }
 
 // A runtime that takes no updates gets its files back, and the report says what it still stores.

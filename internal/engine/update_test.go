@@ -2,11 +2,13 @@ package engine_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/apply/nri"
 	"github.com/tideline-io/tideline/internal/cgroup"
 	"github.com/tideline-io/tideline/internal/cgroup/cgrouptest"
 	"github.com/tideline-io/tideline/internal/control"
@@ -80,6 +82,7 @@ func TestUpdateLowersBurst(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.want(at, burst, "200000")
+			m.want(cgroup.Path(p.CgroupParent), burst, "200000")
 
 			writes := len(m.k.Writes())
 			plan := m.update("a", policy.Resources{CPUSetCPUs: "0-3"})
@@ -226,4 +229,81 @@ func TestShortIDs(t *testing.T) {
 	m.rt.Remove(id("abcdefgh"))
 	m.e.Removed("abcdefgh")
 	m.eventually("removal", func() bool { return m.container("abcdefgh") == nil && m.e.View(id("abcdefgh")) == nil })
+}
+
+// An I/O priority is the creation's: no update decides another one, and a door that can't carry one decides none and has
+// no trouble with what another door has set.
+func TestIOPriority(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		t.Run(string(layout), func(t *testing.T) {
+			t.Parallel()
+			nriDoor := true
+			m := newMachine(t, layout, func(cfg *engine.Config) {
+				if nriDoor {
+					cfg.Carries = func(k policy.Knob) bool { return nri.Carries(cfg.Node.CgroupVersion, k) }
+				}
+			})
+			p := m.pod("a", v1alpha1.BE, "/besteffort")
+			m.run(p)
+			const lowest = "best-effort:7"
+			plan, _ := m.make(p, "a", asks(2, 0, 0))
+			if v := values(plan.Apply)[policy.IOPriority]; v != lowest {
+				t.Errorf("created with %q", v)
+			}
+			m.e.SetPolicy(compile(t, func(s *v1alpha1.QoSPolicySpec) {
+				be := s.Tiers[v1alpha1.BE]
+				be.IO.Priority = v1alpha1.IOPriorityIdle
+				s.Tiers[v1alpha1.BE] = be
+			}), control.PolicyStatus{Generation: 2})
+			plan = m.update("a", asks(512, 0, 0))
+			m.e.Updated(plan, true)
+			if v := values(plan.Decision.Settings)[policy.IOPriority]; v != lowest {
+				t.Errorf("updated: %q, which no update can set", v)
+			}
+
+			nriDoor = false
+			m.stop()
+			m.start()
+			m.adopt()
+			m.e.Updated(m.update("a", asks(1024, 0, 0)), true)
+			if v := values(m.container("a").Decision.Settings)[policy.IOPriority]; v != lowest {
+				t.Errorf("behind the other door: %q", v)
+			}
+			plan, _ = m.make(p, "b", asks(2, 0, 0))
+			if v := values(plan.Apply)[policy.IOPriority]; v != "" {
+				t.Errorf("created with %q by a door that can't carry it", v)
+			}
+			if !slices.ContainsFunc(plan.Decision.Notes, func(n policy.Note) bool { return n.Code == policy.NoteUnsupported && n.Knob == policy.IOPriority }) {
+				t.Errorf("no note: %+v", plan.Decision.Notes)
+			}
+			// What only a door that can't carry it has made gets none from an update through the other one either.
+			nriDoor = true
+			m.stop()
+			m.start()
+			m.adopt()
+			plan = m.update("b", asks(512, 0, 0))
+			m.e.Updated(plan, true)
+			if v := values(plan.Decision.Settings)[policy.IOPriority]; v != "" {
+				t.Errorf("updated: %q", v)
+			}
+			rows, _, err := m.e.Explain(t.Context(), p.Namespace, p.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range rows {
+				for _, r := range x.Rows {
+					if r.Knob.OfProcess() && r.Kernel != "" {
+						t.Errorf("explain reads %s from a cgroup: %+v", r.Knob, r)
+					}
+				}
+			}
+			if report, err := m.e.Disable(t.Context()); err != nil || len(report.Errors) > 0 {
+				t.Errorf("disable: %+v, %v", report, err)
+			}
+			if st := m.status(); len(st.Degraded) > 0 || st.Counts.WriteFails > 0 {
+				t.Errorf("%+v, %d writes failed", st.Degraded, st.Counts.WriteFails)
+			}
+		})
+	}
 }

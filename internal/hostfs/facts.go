@@ -296,12 +296,15 @@ func selected(text string) string {
 }
 
 func (r *reader) cgroupFacts(mounts []cgroup.Mount, kernel string, disks []disk) (version int, driver string, features map[policy.Knob]policy.Feature) {
-	features = map[policy.Knob]policy.Feature{policy.OOMScoreAdj: {Support: policy.Supported}}
+	features = map[policy.Knob]policy.Feature{
+		policy.OOMScoreAdj: {Support: policy.Supported},
+		policy.IOPriority:  {Support: policy.Supported, Inert: inertPriority(disks)},
+	}
 	seen := map[string]cgroupFiles{}
 	for _, k := range policy.Knobs() {
 		mount, v := hierarchyOf(mounts, k)
 		controller := cgroup.Controller(v, k)
-		if k == policy.OOMScoreAdj {
+		if k.OfProcess() {
 			continue
 		}
 		if v == 0 {
@@ -377,6 +380,14 @@ func olderThan(release string, major, minor int) bool {
 	a, err1 := strconv.Atoi(parts[0])
 	b, err2 := strconv.Atoi(parts[1])
 	return err1 == nil && err2 == nil && (a < major || a == major && b < minor)
+}
+
+// inertPriority says why an I/O priority has no effect, or "": of the schedulers of the kernel two read it.
+func inertPriority(disks []disk) string {
+	if slices.ContainsFunc(disks, func(d disk) bool { return d.scheduler == "bfq" || d.scheduler == "mq-deadline" }) {
+		return ""
+	}
+	return "no disk uses bfq or mq-deadline"
 }
 
 // inertWeight says why an I/O weight has no effect, or "". Bfq has to be the scheduler of a disk; or iocost has to be enabled for one, which only v2 can.

@@ -201,11 +201,10 @@ func cause(err error) error {
 // hierarchyOf finds where a controller is: its v1 mount, else the unified one. Version 0 means nowhere.
 func hierarchyOf(mounts []cgroup.Mount, k policy.Knob) (mount string, version int) {
 	for _, m := range mounts {
-		if m.Root != "/" {
-			continue
-		}
+		above, whole := m.Above() // whether those above really are the root is for who writes there to find out
 		switch {
-		case m.Type == "cgroup" && slices.Contains(m.Options, cgroup.Controller(1, k)):
+		case !whole:
+		case m.Type == "cgroup" && above == 0 && slices.Contains(m.Options, cgroup.Controller(1, k)):
 			mount, version = m.Point, 1
 		case m.Type == "cgroup2" && version != 1:
 			mount, version = m.Point, 2

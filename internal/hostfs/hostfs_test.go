@@ -184,6 +184,51 @@ func TestSnapshotKeepsFactsAndSecrets(t *testing.T) {
 	}
 }
 
+// In a container with a cgroup namespace of its own the host's hierarchy is mounted from above: it is the same machine,
+// and its snapshot too.
+func TestFactsInCgroupNamespace(t *testing.T) {
+	t.Parallel()
+	root := machine(t, cgrouptest.V2)
+	h := hostfs.Open(root)
+	want, err := h.ReadFacts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := root + "/proc/self/mountinfo"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, version := range map[string]int{"/../..": 2, "/../../podX": 0} {
+		if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte(" / /sys/fs/cgroup"), []byte(" "+from+" /sys/fs/cgroup")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		got, err := h.ReadFacts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Node.CgroupVersion != version {
+			t.Errorf("mounted from %s: version %d, want %d", from, got.Node.CgroupVersion, version)
+		}
+		if version == 0 {
+			continue
+		}
+		var snapshot bytes.Buffer
+		if err := hostfs.Snapshot(h, &snapshot); err != nil {
+			t.Fatal(err)
+		}
+		carried, err := hostfs.FromSnapshot(snapshot.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range []hostfs.Facts{got, carried} {
+			if diff := cmp.Diff(render(want), render(f)); diff != "" {
+				t.Errorf("mounted from %s, -host +container:\n%s", from, diff)
+			}
+		}
+	}
+}
+
 // This machine, whatever it is, can be read and carried.
 func TestThisMachine(t *testing.T) {
 	t.Parallel()

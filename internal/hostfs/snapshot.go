@@ -118,7 +118,11 @@ func redact(name, text string) string {
 		return lines(text, func(line string) bool {
 			// In a container the root is a path with its ID.
 			mounts := cgroup.ParseMountinfo(line)
-			return len(mounts) == 1 && mounts[0].Root == "/"
+			if len(mounts) != 1 {
+				return false
+			}
+			_, whole := mounts[0].Above()
+			return whole
 		})
 	}
 	return text

@@ -23,7 +23,7 @@ type Policy struct {
 // tierPolicy is a TierPolicy with the paths by which its settings are explained.
 type tierPolicy struct {
 	v1alpha1.TierPolicy
-	pathIdle, pathBurst, pathLow, pathHigh, pathOOM, pathIOWeight, pathIOMax string
+	pathIdle, pathBurst, pathLow, pathHigh, pathOOM, pathIOPriority, pathIOWeight, pathIOMax string
 }
 
 type rule struct {
@@ -68,14 +68,15 @@ func Compile(spec v1alpha1.QoSPolicySpec) (*Policy, error) {
 		p.spec.Tiers[t] = tp
 		at := "tiers." + string(t)
 		p.tiers[t] = tierPolicy{
-			TierPolicy:   tp,
-			pathIdle:     at + ".cpu.idle",
-			pathBurst:    at + ".cpu.burst",
-			pathLow:      at + ".memory.low",
-			pathHigh:     at + ".memory.high",
-			pathOOM:      at + ".oomScoreAdj",
-			pathIOWeight: at + ".io.weight",
-			pathIOMax:    at + ".io.max",
+			TierPolicy:     tp,
+			pathIdle:       at + ".cpu.idle",
+			pathBurst:      at + ".cpu.burst",
+			pathLow:        at + ".memory.low",
+			pathHigh:       at + ".memory.high",
+			pathOOM:        at + ".oomScoreAdj",
+			pathIOPriority: at + ".io.priority",
+			pathIOWeight:   at + ".io.weight",
+			pathIOMax:      at + ".io.max",
 		}
 	}
 	p.spec.Rules = make([]v1alpha1.Rule, len(spec.Rules))

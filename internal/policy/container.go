@@ -38,6 +38,7 @@ func (p *Policy) Container(n Node, pod Pod, c Container) Decision {
 	d.memoryHigh(&c)
 	d.memoryMax(&c)
 	d.oomScoreAdj(&c)
+	d.ioPriority(&c)
 	d.ioMax(&c)
 	return d.Decision
 }
@@ -64,7 +65,7 @@ func (d *deciding) put(s Setting) {
 	}
 	s.Level, s.Inert = d.level, f.Inert
 	if d.Settings == nil {
-		d.Settings = make([]Setting, 0, 6)
+		d.Settings = make([]Setting, 0, 8)
 	}
 	d.Settings = append(d.Settings, s)
 }

@@ -139,7 +139,12 @@ func TestContainer(t *testing.T) {
 			if tt.node != nil {
 				tt.node(&n)
 			}
-			d := compile(t, tt.edit).Container(n, tt.pod, tt.c)
+			d := compile(t, func(s *v1alpha1.QoSPolicySpec) {
+				tierOf(s, v1alpha1.BE, func(tp *v1alpha1.TierPolicy) { tp.IO.Priority = v1alpha1.IOPriorityNone }) // see TestIOPriority
+				if tt.edit != nil {
+					tt.edit(s)
+				}
+			}).Container(n, tt.pod, tt.c)
 			if diff := cmp.Diff(tt.want, values(d)); diff != "" {
 				t.Errorf("settings -want +got:\n%s", diff)
 			}
@@ -205,6 +210,57 @@ func TestPod(t *testing.T) {
 				t.Errorf("notes -want +got:\n%s\n%+v", diff, d.Notes)
 			}
 			checkForm(t, d, policy.LevelPod)
+		})
+	}
+}
+
+func TestIOPriority(t *testing.T) {
+	set := func(tier v1alpha1.Tier, p v1alpha1.IOPriority) func(*v1alpha1.QoSPolicySpec) {
+		return func(s *v1alpha1.QoSPolicySpec) {
+			tierOf(s, tier, func(tp *v1alpha1.TierPolicy) { tp.IO.Priority = p })
+		}
+	}
+	without := func(n *policy.Node) {
+		n.Features[policy.IOPriority] = policy.Feature{Support: policy.Unsupported, Need: "the NRI door"}
+	}
+	for _, tt := range []struct {
+		name string
+		edit func(*v1alpha1.QoSPolicySpec)
+		node func(*policy.Node)
+		tier v1alpha1.Tier
+		c    policy.Container
+		want string
+		note string // of the knob
+	}{
+		{name: "default", tier: v1alpha1.BE, c: app(), want: "best-effort:7"},
+		{name: "idle", edit: set(v1alpha1.BE, "idle"), tier: v1alpha1.BE, c: app(), want: "idle"},
+		{name: "off", edit: set(v1alpha1.BE, "none"), tier: v1alpha1.BE, c: app()},
+		{name: "left out", edit: set(v1alpha1.BE, ""), tier: v1alpha1.BE, c: app()},
+		{name: "none elsewhere", edit: set(v1alpha1.LS, "none"), tier: v1alpha1.LS, c: app()},
+		{name: "other tiers have none", tier: v1alpha1.SYSTEM, c: app()},
+		{name: "a door that carries none", node: without, tier: v1alpha1.BE, c: app(), note: "ioprio is not supported on this node and not written; it needs the NRI door"},
+		{name: "adopted", tier: v1alpha1.BE, c: app(state(policy.Adopted)), note: "ioprio stays the runtime's: it is set when a container is created, and this one was created without us"},
+		{name: "missed, and off", edit: set(v1alpha1.BE, "none"), tier: v1alpha1.BE, c: app(state(policy.Missed))},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := v2()
+			if tt.node != nil {
+				tt.node(&n)
+			}
+			d := compile(t, tt.edit).Container(n, labelled(tt.tier), tt.c)
+			if got := values(d)[policy.IOPriority]; got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			got := ""
+			for _, n := range d.Notes {
+				if n.Knob == policy.IOPriority {
+					got += n.Message
+				}
+			}
+			if got != tt.note {
+				t.Errorf("note %q, want %q", got, tt.note)
+			}
+			checkForm(t, d, policy.LevelContainer)
 		})
 	}
 }

@@ -24,6 +24,26 @@ func (d *deciding) ioWeight() {
 		Reason: "the pod's share of the disks against other pods' (100 is the kernel's default)"})
 }
 
+// ioPriority has no input of the kubelet's: CRI carries no I/O priority.
+func (d *deciding) ioPriority(c *Container) {
+	want := d.tp.IO.Priority
+	if want == "" || want == v1alpha1.IOPriorityNone {
+		return
+	}
+	if _, ok := d.supported(IOPriority); !ok {
+		return
+	}
+	if c.State != Managed {
+		d.note(NoteKept, IOPriority, "ioprio stays the runtime's: it is set when a container is created, and this one was created without us")
+		return
+	}
+	reason := "batch has the lowest level of the default class; set through the NRI door alone"
+	if want == v1alpha1.IOPriorityIdle {
+		reason = "batch is served while nothing else is queued; set through the NRI door alone"
+	}
+	d.put(Setting{Knob: IOPriority, Value: string(want), Rule: d.tp.pathIOPriority, Reason: reason})
+}
+
 // ioMax resolves devices and takes the lower of what the tier and the annotation limit.
 func (d *deciding) ioMax(c *Container) {
 	tier, pod := d.tp.IO.Max, d.wishes.io.Max

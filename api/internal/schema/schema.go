@@ -138,6 +138,8 @@ func special(t reflect.Type) Object {
 		return Object{"enum": v1alpha1.Tiers()}
 	case reflect.TypeFor[v1alpha1.KubeQoS]():
 		return Object{"enum": v1alpha1.KubeQoSClasses()}
+	case reflect.TypeFor[v1alpha1.IOPriority]():
+		return Object{"enum": v1alpha1.IOPriorities()}
 	case reflect.TypeFor[v1alpha1.OnError]():
 		return Object{"enum": v1alpha1.OnErrors()}
 	case reflect.TypeFor[v1alpha1.Burst]():

@@ -10,7 +10,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+
+	"github.com/tideline-io/tideline/integration/ioprio"
 )
 
 // files to read, by cgroup v1 controller.
@@ -23,7 +26,7 @@ var files = map[string][]string{
 }
 
 type container struct {
-	Files map[string]string `json:"files"` // of the container's cgroup, and oom_score_adj of its first process
+	Files map[string]string `json:"files"` // of the container's cgroup, and oom_score_adj and ioprio of its first process
 	Pod   map[string]string `json:"pod"`   // of the cgroup above it
 }
 
@@ -80,6 +83,13 @@ func read(id string) (container, error) {
 			}
 		}
 		take(c.Files, filepath.Dir(proc), "oom_score_adj")
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(proc)))
+		if err != nil {
+			return container{}, err
+		}
+		if c.Files["ioprio"], err = ioprio.Of(pid); err != nil {
+			return container{}, err
+		}
 		return c, nil
 	}
 	return container{}, fmt.Errorf("no process runs in a cgroup of container %s", id)

@@ -21,7 +21,7 @@ import (
 // creation, "keep what is stored" in an update) is what an unset weight needs in both (docs/ownership.md).
 //
 // On cgroup version 2 the files that LinuxContainerResources has no field for go into its unified map; on version 1
-// runtimes refuse that map, so those settings are returned.
+// runtimes refuse that map, so those settings are returned. An I/O priority has neither field nor file: it is left out.
 //
 // An error names a setting whose value is not of its knob's format, which is a fault of the caller; res may then hold a part.
 func Apply(settings []policy.Setting, cgroupVersion int, res *runtimeapi.LinuxContainerResources) (rest []policy.Setting, err error) {
@@ -56,6 +56,7 @@ func Apply(settings []policy.Setting, cgroupVersion int, res *runtimeapi.LinuxCo
 			if res.OomScoreAdj, err = strconv.ParseInt(s.Value, 10, 64); err != nil {
 				return nil, bad(s, err)
 			}
+		case policy.IOPriority: // of a container that was made through the NRI door
 		default:
 			if !Carries(cgroupVersion, s.Knob) {
 				rest = append(rest, s)
@@ -76,6 +77,8 @@ func Carries(cgroupVersion int, k policy.Knob) bool {
 	switch k {
 	case policy.CPUSetCPUs, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj:
 		return true
+	case policy.IOPriority:
+		return false
 	default:
 		return cgroupVersion == 2
 	}

@@ -5,8 +5,9 @@
 //	adj = nri.Annotate(adj, v1alpha1.AnnotationDecision, birth)
 //	// rest: what NRI can't carry on this cgroup version; the door writes it to the container's files after its start
 //
-// The OCI spec ends as package internal/apply/cri has it, but for shares that are unset: 0 there, none in the CRI door's
-// spec. runc takes both for "leave the weight alone". crun under systemd refuses cpu.idle beside shares of any value.
+// The OCI spec ends as package internal/apply/cri has it, but for the I/O priority, which CRI has no field for, and for
+// shares that are unset: 0 there, none in the CRI door's spec. runc takes both for "leave the weight alone". crun under
+// systemd refuses cpu.idle beside shares of any value.
 package nri
 
 import (
@@ -16,13 +17,13 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 
+	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/policy"
 	"github.com/tideline-io/tideline/internal/units"
 )
 
 // ErrWeightStays says that the container or the request has a unified cpu.weight. NRI can add unified keys and replace
-// them, not take them out, and the kernel refuses that one while cpu.idle is 1. The caller may decide again with the
-// container as policy.Adopted, which gets no cpu.idle.
+// them, not take them out, and the kernel refuses that one while cpu.idle is 1.
 var ErrWeightStays = errors.New("NRI can't take a unified cpu.weight out")
 
 // Adjust answers the creation of c with the container-level settings, and returns those that NRI can't carry. It sets
@@ -40,15 +41,26 @@ func Adjust(settings []policy.Setting, cgroupVersion int, c *api.Container) (adj
 		return nil, nil, err
 	}
 	for _, s := range settings {
-		if s.Level != policy.LevelContainer || s.Knob != policy.OOMScoreAdj {
+		if s.Level != policy.LevelContainer {
 			continue
 		}
-		score, err := strconv.Atoi(s.Value)
-		if err != nil {
-			return nil, nil, bad(s, err)
-		}
-		if has := c.GetLinux().GetOomScoreAdj(); has == nil || has.GetValue() != int64(score) {
-			adj.SetLinuxOomScoreAdj(&score)
+		switch s.Knob {
+		case policy.OOMScoreAdj:
+			score, err := strconv.Atoi(s.Value)
+			if err != nil {
+				return nil, nil, bad(s, err)
+			}
+			if has := c.GetLinux().GetOomScoreAdj(); has == nil || has.GetValue() != int64(score) {
+				adj.SetLinuxOomScoreAdj(&score)
+			}
+		case policy.IOPriority:
+			prio := priorities[s.Value]
+			if prio.class == api.IOPrioClass_IOPRIO_CLASS_NONE {
+				return nil, nil, bad(s, errNoPriority)
+			}
+			if has := c.GetLinux().GetIoPriority(); has.GetClass() != prio.class || has.GetPriority() != prio.level {
+				adj.SetLinuxIOPriority(&api.LinuxIOPriority{Class: prio.class, Priority: prio.level})
+			}
 		}
 	}
 	if adj.Linux == nil {
@@ -57,10 +69,34 @@ func Adjust(settings []policy.Setting, cgroupVersion int, c *api.Container) (adj
 	return adj, rest, nil
 }
 
+type priority struct {
+	class api.IOPrioClass
+	level int32
+}
+
+// priorities are the values of policy.IOPriority.
+var priorities = map[string]priority{
+	string(v1alpha1.IOPriorityLowest): {api.IOPrioClass_IOPRIO_CLASS_BE, 7},
+	string(v1alpha1.IOPriorityIdle):   {api.IOPrioClass_IOPRIO_CLASS_IDLE, 0}, // it has no levels
+}
+
+var errNoPriority = errors.New("no I/O priority of ours")
+
+// IOPriority is the I/O priority of c as policy.IOPriority has it; "" for none or one of others.
+func IOPriority(c *api.Container) string {
+	has := c.GetLinux().GetIoPriority()
+	for value, p := range priorities {
+		if has.GetClass() == p.class && has.GetPriority() == p.level {
+			return value
+		}
+	}
+	return ""
+}
+
 // Update answers an UpdateContainer request that asks for a container, or makes an unsolicited update of it (asked is
 // nil: nothing is asked). It sets only what differs from asked; nil if nothing does. Values are absolute, and shares of
-// 0 keep what is stored, which is what an unset weight needs (internal/apply/cri). oom_score_adj is left out: no runtime
-// changes it in an update.
+// 0 keep what is stored, which is what an unset weight needs (internal/apply/cri). What belongs to processes is left
+// out: no runtime changes it in an update.
 //
 // containerd replaces the kubelet's request by its sum with a non-nil answer, which loses the swap limit: the runtime
 // then uses the memory limit of the request for both, where it has one. Kubelet 1.37 asks nothing else (on cgroup v2
@@ -129,7 +165,7 @@ func set(settings []policy.Setting, cgroupVersion int, has *api.LinuxResources, 
 			if has.GetMemory().GetLimit().GetValue() != bytes {
 				to.SetLinuxMemoryLimit(bytes)
 			}
-		case policy.OOMScoreAdj: // no resource to NRI
+		case policy.OOMScoreAdj, policy.IOPriority: // no resources to NRI
 		default:
 			if !Carries(cgroupVersion, s.Knob) {
 				rest = append(rest, s)
@@ -156,10 +192,10 @@ func weightless(s policy.Setting, has *api.LinuxResources) error {
 }
 
 // Carries says whether an NRI message can carry a container's knob: in a field of its own, or in the unified map, which
-// runtimes take on cgroup version 2 alone. No update carries oom_score_adj.
+// runtimes take on cgroup version 2 alone. No update carries what belongs to processes.
 func Carries(cgroupVersion int, k policy.Knob) bool {
 	switch k {
-	case policy.CPUSetCPUs, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj:
+	case policy.CPUSetCPUs, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj, policy.IOPriority:
 		return true
 	default:
 		return cgroupVersion == 2

@@ -30,12 +30,72 @@ func put(k policy.Knob, v string) policy.Setting {
 var (
 	batch = []policy.Setting{
 		put(policy.CPUSetCPUs, "2-7"), put(policy.CPUWeight, policy.Unset), put(policy.CPUMax, "50000 100000"), put(policy.CPUIdle, "1"),
-		put(policy.MemoryHigh, "900"), put(policy.MemoryMax, "1000"), put(policy.OOMScoreAdj, "1000"), put(policy.IOMax, "8:0 rbps=1"),
+		put(policy.MemoryHigh, "900"), put(policy.MemoryMax, "1000"), put(policy.OOMScoreAdj, "1000"), put(policy.IOMax, "8:0 rbps=1"), lowest,
 	}
+	lowest    = put(policy.IOPriority, "best-effort:7")
 	service   = []policy.Setting{put(policy.CPUMaxBurst, "50000"), put(policy.MemoryLow, "4096")}
 	unlimited = []policy.Setting{put(policy.CPUWeight, "1024"), put(policy.CPUMax, "max 100000"), put(policy.CPUIdle, "0"), put(policy.MemoryMax, "max"), put(policy.OOMScoreAdj, "0")}
 	elsewhere = []policy.Setting{{Knob: policy.IOWeight, Level: policy.LevelPod, Value: "10"}, {Knob: policy.MemoryLow, Level: policy.LevelClass, Value: "1"}}
 )
+
+func bestEffort(level int32) *api.LinuxIOPriority {
+	return &api.LinuxIOPriority{Class: api.IOPrioClass_IOPRIO_CLASS_BE, Priority: level}
+}
+
+// TestIOPriority: it is set where the container has another one, and read back in the words of the policy.
+func TestIOPriority(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		has     *api.LinuxIOPriority
+		is      string
+		changed bool
+	}{
+		{nil, "", true},
+		{&api.LinuxIOPriority{}, "", true},
+		{bestEffort(4), "", true},
+		{bestEffort(7), "best-effort:7", false},
+		{&api.LinuxIOPriority{Class: api.IOPrioClass_IOPRIO_CLASS_IDLE}, "idle", true},
+		{&api.LinuxIOPriority{Class: api.IOPrioClass_IOPRIO_CLASS_RT, Priority: 7}, "", true},
+	} {
+		c := &api.Container{Linux: &api.LinuxContainer{IoPriority: test.has}}
+		if got := nri.IOPriority(c); got != test.is {
+			t.Errorf("%v: read as %q, want %q", test.has, got, test.is)
+		}
+		adj, rest, err := nri.Adjust([]policy.Setting{lowest}, 2, c)
+		if err != nil || rest != nil || (adj != nil) != test.changed {
+			t.Errorf("%v: %v, %v, %v", test.has, adj, rest, err)
+		}
+		if adj != nil && !proto.Equal(adj.Linux.IoPriority, bestEffort(7)) {
+			t.Errorf("%v: %v", test.has, adj)
+		}
+	}
+}
+
+// TestBlockIOClassStays: containerd has put the parameters of an asked class into the spec before a plugin is asked. A
+// class that a plugin names fails the creation where the runtime has no file of classes, so no answer of ours names one.
+func TestBlockIOClassStays(t *testing.T) {
+	t.Parallel()
+	s := nritest.Create(&runtimeapi.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000})
+	s.Linux.Resources.BlockIO = &specs.LinuxBlockIO{Weight: new(uint16(50))}
+	adj, _, err := nri.Adjust(batch, 2, nritest.Container("c", s, nil))
+	if err != nil || adj.GetLinux().GetResources().GetBlockioClass() != nil {
+		t.Fatalf("adjusted: %v, %v", adj, err)
+	}
+	if err := nritest.Adjust(s, adj); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(&specs.LinuxBlockIO{Weight: new(uint16(50))}, s.Linux.Resources.BlockIO); d != "" {
+		t.Errorf("the class was changed:\n%s", d)
+	}
+	u, _, err := nri.Update(batch, 2, "c", nritest.Request(&runtimeapi.LinuxContainerResources{CpuShares: 2}))
+	if err != nil || u.GetLinux().GetResources().GetBlockioClass() != nil {
+		t.Errorf("updated: %v, %v", u, err)
+	}
+	adj.Linux.Resources.BlockioClass = api.String("gold")
+	if err := nritest.Adjust(s, adj); err == nil {
+		t.Error("a class that the runtime does not know was taken")
+	}
+}
 
 func TestAdjust(t *testing.T) {
 	t.Parallel()
@@ -52,11 +112,11 @@ func TestAdjust(t *testing.T) {
 	}{
 		{"nothing decided", nil, 2, burstable(), nil, nil},
 		{"other levels", elsewhere, 2, burstable(), nil, nil},
-		{"batch on v2 sets what differs", batch, 2, burstable(), &api.LinuxContainerAdjustment{OomScoreAdj: api.Int(1000), Resources: &api.LinuxResources{
+		{"batch on v2 sets what differs", batch, 2, burstable(), &api.LinuxContainerAdjustment{OomScoreAdj: api.Int(1000), IoPriority: bestEffort(7), Resources: &api.LinuxResources{
 			Cpu: &api.LinuxCPU{Cpus: "2-7", Shares: api.UInt64(0)}, Memory: &api.LinuxMemory{Limit: api.Int64(1000)},
 			Unified: map[string]string{"cpu.idle": "1", "memory.high": "900", "io.max": "8:0 rbps=1"},
 		}}, nil},
-		{"batch on v1 leaves the files over", batch, 1, burstable(), &api.LinuxContainerAdjustment{OomScoreAdj: api.Int(1000), Resources: &api.LinuxResources{
+		{"batch on v1 leaves the files over", batch, 1, burstable(), &api.LinuxContainerAdjustment{OomScoreAdj: api.Int(1000), IoPriority: bestEffort(7), Resources: &api.LinuxResources{
 			Cpu: &api.LinuxCPU{Cpus: "2-7", Shares: api.UInt64(0)}, Memory: &api.LinuxMemory{Limit: api.Int64(1000)},
 		}}, []policy.Setting{batch[3], batch[4], batch[7]}},
 		{"a container that has them all", []policy.Setting{put(policy.CPUWeight, "512"), put(policy.CPUMax, "50000 100000"), put(policy.MemoryLow, "4096"), put(policy.MemoryMax, "2000"), put(policy.OOMScoreAdj, "900")},
@@ -65,6 +125,7 @@ func TestAdjust(t *testing.T) {
 			Cpu: &api.LinuxCPU{Period: api.UInt64(50000)}}}, nil},
 		{"no shares to unset", []policy.Setting{put(policy.CPUWeight, policy.Unset)}, 2, nil, nil, nil},
 		{"an OOM score of 0 where there is none", []policy.Setting{put(policy.OOMScoreAdj, "0")}, 2, nil, &api.LinuxContainerAdjustment{OomScoreAdj: api.Int(0)}, nil},
+		{"the idle class", []policy.Setting{put(policy.IOPriority, "idle")}, 1, burstable(), &api.LinuxContainerAdjustment{IoPriority: &api.LinuxIOPriority{Class: api.IOPrioClass_IOPRIO_CLASS_IDLE}}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := nritest.Container("c", nritest.Create(test.asked), nil)
@@ -102,7 +163,7 @@ func TestUpdate(t *testing.T) {
 		want     *api.LinuxResources
 	}{
 		{"nothing decided", nil, nil, nil},
-		{"only what an update can't change", []policy.Setting{put(policy.OOMScoreAdj, "900")}, nil, nil},
+		{"only what an update can't change", []policy.Setting{put(policy.OOMScoreAdj, "900"), lowest}, nil, nil},
 		{"unset shares that the kubelet asks", []policy.Setting{put(policy.CPUWeight, policy.Unset)},
 			nritest.Request(&runtimeapi.LinuxContainerResources{CpuShares: 2}), &api.LinuxResources{Cpu: &api.LinuxCPU{Shares: api.UInt64(0)}}},
 		{"unset shares that nobody asks", []policy.Setting{put(policy.CPUWeight, policy.Unset)}, nritest.Request(&runtimeapi.LinuxContainerResources{CpusetCpus: "0"}), nil},
@@ -134,11 +195,11 @@ func TestUpdate(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	t.Parallel()
-	for _, s := range []policy.Setting{put(policy.CPUWeight, "-1"), put(policy.CPUWeight, "x"), put(policy.CPUMax, "1"), put(policy.MemoryMax, "1Gi"), put(policy.OOMScoreAdj, "")} {
+	for _, s := range []policy.Setting{put(policy.CPUWeight, "-1"), put(policy.CPUWeight, "x"), put(policy.CPUMax, "1"), put(policy.MemoryMax, "1Gi"), put(policy.OOMScoreAdj, ""), put(policy.IOPriority, "realtime:0")} {
 		if adj, rest, err := nri.Adjust([]policy.Setting{put(policy.CPUSetCPUs, "0"), s}, 2, nil); adj != nil || rest != nil || err == nil || !strings.Contains(err.Error(), string(s.Knob)) {
 			t.Errorf("%s %q: %v, %v, %v", s.Knob, s.Value, adj, rest, err)
 		}
-		if s.Knob == policy.OOMScoreAdj {
+		if s.Knob.OfProcess() {
 			continue
 		}
 		if u, rest, err := nri.Update([]policy.Setting{s}, 2, "c", nil); u != nil || rest != nil || err == nil {
@@ -304,8 +365,9 @@ func TestCarriesAsCRI(t *testing.T) {
 	t.Parallel()
 	for _, k := range policy.Knobs() {
 		for _, version := range []int{1, 2} {
-			if got, want := nri.Carries(version, k), cri.Carries(version, k); got != want {
-				t.Errorf("Carries(%d, %s) = %v, CRI's is %v", version, k, got, want)
+			want := cri.Carries(version, k) || k == policy.IOPriority // which CRI has no field for
+			if got := nri.Carries(version, k); got != want {
+				t.Errorf("Carries(%d, %s) = %v, want %v", version, k, got, want)
 			}
 		}
 	}
@@ -340,6 +402,7 @@ func FuzzCreate(f *testing.F) {
 		f.Add(b, false)
 	}
 	add(func(*api.CreateContainerRequest) {})
+	add(func(r *api.CreateContainerRequest) { r.Container.Linux.IoPriority = bestEffort(7) })
 	for _, tier := range []string{"", "LSE", "LSR", "LS", "SYSTEM", "odd"} {
 		add(func(r *api.CreateContainerRequest) { r.Pod.Labels[v1alpha1.LabelQoS] = tier })
 	}
@@ -397,7 +460,7 @@ func FuzzCreate(f *testing.F) {
 			t.Errorf("unified on v1: %v", adj)
 		}
 		// A container that has been adjusted needs no more.
-		s := &specs.Spec{Process: &specs.Process{OOMScoreAdj: c.GetLinux().GetOomScoreAdj().Get()}, Linux: &specs.Linux{Resources: c.GetLinux().GetResources().ToOCI()}}
+		s := &specs.Spec{Process: &specs.Process{OOMScoreAdj: c.GetLinux().GetOomScoreAdj().Get(), IOPriority: c.GetLinux().GetIoPriority().ToOCI()}, Linux: &specs.Linux{Resources: c.GetLinux().GetResources().ToOCI()}}
 		if s.Linux.Resources == nil {
 			s.Linux.Resources = &specs.LinuxResources{}
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 
+	applynri "github.com/tideline-io/tideline/internal/apply/nri"
 	"github.com/tideline-io/tideline/internal/engine"
 	factsnri "github.com/tideline-io/tideline/internal/facts/nri"
 	"github.com/tideline-io/tideline/internal/policy"
@@ -25,6 +26,7 @@ type known struct {
 	pid             int  // 0: it does not run
 	ended           bool // nor will it run again
 	resources       policy.Resources
+	ioPriority      string           // in the knob's format
 	updates         []policy.Setting // that we have sent since
 }
 
@@ -74,7 +76,7 @@ func (s *store) container(c *api.Container) *known {
 func (s *store) put(c *api.Container) *known {
 	k := &known{
 		sandboxID: c.GetPodSandboxId(), name: c.GetName(), attempt: factsnri.Attempt(c), pid: int(c.GetPid()),
-		resources: factsnri.Resources(c.GetLinux().GetResources(), c.GetLinux().GetOomScoreAdj()),
+		resources: factsnri.Resources(c.GetLinux().GetResources(), c.GetLinux().GetOomScoreAdj()), ioPriority: applynri.IOPriority(c),
 	}
 	if c.GetState() == api.ContainerState_CONTAINER_STOPPED {
 		k.pid, k.ended = 0, true
@@ -137,6 +139,9 @@ func (k *known) spec() engine.Spec {
 		if v := k.resources.Value(n); v != "" {
 			values[n] = v
 		}
+	}
+	if k.ioPriority != "" {
+		values[policy.IOPriority] = k.ioPriority
 	}
 	for _, u := range k.updates {
 		values[u.Knob] = u.Value

@@ -8,6 +8,7 @@
 package nritest
 
 import (
+	"fmt"
 	"maps"
 
 	"github.com/containerd/nri/pkg/api"
@@ -97,6 +98,7 @@ func merge(to *specs.LinuxResources, r *runtimeapi.LinuxContainerResources) {
 func Container(name string, s *specs.Spec, annotations map[string]string) *api.Container {
 	return &api.Container{Id: name, Name: name, Annotations: annotations, Linux: &api.LinuxContainer{
 		Resources: api.FromOCILinuxResources(s.Linux.Resources, nil), OomScoreAdj: api.Int(s.Process.OOMScoreAdj),
+		IoPriority: api.FromOCILinuxIOPriority(s.Process.IOPriority),
 	}}
 }
 
@@ -164,9 +166,11 @@ func Answered(r *runtimeapi.LinuxContainerResources, u *api.ContainerUpdate) *ru
 	return c
 }
 
-// Adjust puts an adjustment into the spec with NRI's own generator, as containerd does.
+// Adjust puts an adjustment into the spec with NRI's own generator, as a containerd without blockio classes does.
 func Adjust(s *specs.Spec, a *api.ContainerAdjustment) error {
-	return generate.SpecGenerator(generator{spec: s}).Adjust(a)
+	return generate.SpecGenerator(generator{spec: s}, generate.WithBlockIOResolver(func(class string) (*specs.LinuxBlockIO, error) {
+		return nil, fmt.Errorf("no OCI BlockIO parameters for class %q", class)
+	})).Adjust(a)
 }
 
 // generator writes what NRI's generator decides. What it does not define, no adjustment of ours needs: it panics.
@@ -199,6 +203,8 @@ func (g generator) SetLinuxResourcesCPUMems(v string)    { g.cpu().Mems = v }
 func (g generator) SetLinuxResourcesMemoryLimit(v int64) { g.memory().Limit = &v }
 func (g generator) SetLinuxResourcesMemorySwap(v int64)  { g.memory().Swap = &v }
 func (g generator) SetProcessOOMScoreAdj(v int)          { g.spec.Process.OOMScoreAdj = &v }
+
+func (g generator) SetProcessIOPriority(v *specs.LinuxIOPriority) { g.spec.Process.IOPriority = v }
 
 func (g generator) AddLinuxResourcesUnified(k, v string) {
 	if g.spec.Linux.Resources.Unified == nil {
