@@ -26,6 +26,10 @@ build: ## the programs, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline-nri-plugin ./nri-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/tideline ./cmd/tideline
 
+.PHONY: image
+image: build ## the NRI plugin as a container image, bin/tideline-nri-plugin.tar, for ctr -n k8s.io images import; GOARCH=arm64 for other nodes
+	@cd integration && GOARCH= $(GO) run ./cmd/image -bin ../bin -o ../bin/tideline-nri-plugin.tar
+
 .PHONY: demo
 demo: ## one pod of each tier through the proxy into a real containerd, and what the kernel has; CGROUP=v2: in a VM; DOOR=nri: the plugin
 	@$(E2E) run ./cmd/demo -cgroup $(CGROUP) -door $(DOOR)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -29,7 +30,8 @@ const (
 // Config says what to run.
 type Config struct {
 	Args   []string
-	Parts  []string // names beyond the container runtime's
+	Parts  []string          // names beyond the container runtime's
+	Files  map[string]string // further ones: guest path to host path
 	Env    []string
 	Init   vm.Init
 	CPUs   int // 0: 2
@@ -75,6 +77,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 	for _, name := range []string{own.Proxy, own.Plugin, own.CLI, own.Readback} {
 		files[binDir+"/"+name] = filepath.Join(bin, name)
 	}
+	maps.Copy(files, cfg.Files)
 	if cfg.CPUs == 0 {
 		cfg.CPUs = 2
 	}

@@ -152,7 +152,7 @@ func (c *catalog) make(cfg v1.Config, layers ...v1.Layer) v1.Image {
 	if c.err != nil {
 		return nil
 	}
-	img, err := image(cfg, layers...)
+	img, err := image(runtime.GOARCH, cfg, layers...)
 	c.err = err
 	return img
 }
@@ -203,6 +203,3 @@ func (p programs) busyboxLayer() (v1.Layer, error) {
 		file{name: "bin/ipcs", mode: 0o755, data: []byte("#!/bin/sh\nawk 'NR>1{printf \"0x%08x %s root %s %s\\n\",$1,$2,$3,$4}' /proc/sysvipc/shm\n")})
 	return layer(files)
 }
-
-// platform is what every image says it is for.
-var platform = v1.Platform{OS: "linux", Architecture: runtime.GOARCH}

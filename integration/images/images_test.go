@@ -6,10 +6,13 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/tideline-io/tideline/integration/parts"
@@ -37,13 +40,63 @@ func TestArchive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if cf.OS != "linux" || cf.Architecture != platform.Architecture {
-			t.Errorf("image %s: platform %s/%s, want linux/%s", ref, cf.OS, cf.Architecture, platform.Architecture)
+		if cf.OS != "linux" || cf.Architecture != runtime.GOARCH {
+			t.Errorf("image %s: platform %s/%s, want linux/%s", ref, cf.OS, cf.Architecture, runtime.GOARCH)
 		}
 	}
 	again, err := Archive(t.Context(), store)
 	if err != nil || again != path {
 		t.Errorf("second Archive: got %s, %v, want %s", again, err, path)
+	}
+}
+
+// The image says whose programs it holds, whatever made it.
+func TestWritePlugin(t *testing.T) {
+	dir := t.TempDir()
+	bin, archive := filepath.Join(dir, "bin"), filepath.Join(dir, "plugin.tar")
+	for name, program := range map[string]string{"tideline-nri-plugin": "pause", "tideline": "nnp"} {
+		cmd := exec.Command("go", "build", "-o", filepath.Join(bin, name), "./programs/"+program)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=arm64")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	if err := WritePlugin(archive, bin); err != nil {
+		t.Fatal(err)
+	}
+	tag, err := name.NewTag(Plugin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := tarball.ImageFromPath(archive, &tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cf, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cf.OS != "linux" || cf.Architecture != "arm64" || len(cf.Config.Entrypoint) != 1 {
+		t.Errorf("image: %s/%s, entrypoint %q", cf.OS, cf.Architecture, cf.Config.Entrypoint)
+	}
+	rc := mutate.Extract(img)
+	defer rc.Close()
+	modes := map[string]int64{}
+	for r := tar.NewReader(rc); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		modes[h.Name] = h.Mode
+	}
+	if modes["usr/local/bin/tideline"] != 0o755 || "/"+pluginPath != cf.Config.Entrypoint[0] || modes[pluginPath] != 0o755 {
+		t.Errorf("files %v", modes)
+	}
+	if err := WritePlugin(archive, dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without the programs: got error %v, want ErrNotExist", err)
 	}
 }
 

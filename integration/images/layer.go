@@ -54,8 +54,8 @@ func layer(files []file) (v1.Layer, error) {
 	return l, nil
 }
 
-// image puts layers together.
-func image(cfg v1.Config, layers ...v1.Layer) (v1.Image, error) {
+// image puts layers together, for a machine's architecture.
+func image(arch string, cfg v1.Config, layers ...v1.Layer) (v1.Image, error) {
 	img := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
 	img, err := mutate.AppendLayers(img, layers...)
 	if err != nil {
@@ -66,7 +66,7 @@ func image(cfg v1.Config, layers ...v1.Layer) (v1.Image, error) {
 		return nil, fmt.Errorf("read the config of an image: %w", err)
 	}
 	cf = cf.DeepCopy()
-	cf.OS, cf.Architecture, cf.Config = platform.OS, platform.Architecture, cfg
+	cf.OS, cf.Architecture, cf.Config = "linux", arch, cfg
 	if img, err = mutate.ConfigFile(img, cf); err != nil {
 		return nil, fmt.Errorf("set the config of an image: %w", err)
 	}

@@ -26,13 +26,14 @@ import (
 
 // cluster is a control plane with one node.
 type cluster struct {
-	t     *testing.T
-	ctx   context.Context
-	lab   *lab.Lab
-	cp    *lab.ControlPlane
-	k     *lab.Kubelet
-	node  *node.Node // nil without us
-	logAt int64
+	t          *testing.T
+	ctx        context.Context
+	lab        *lab.Lab
+	containerd *lab.Containerd
+	cp         *lab.ControlPlane
+	k          *lab.Kubelet
+	node       *node.Node // nil without us
+	logAt      int64
 }
 
 func makeNamespaces(ctx context.Context, cp *lab.ControlPlane) error {
@@ -56,14 +57,14 @@ func startCluster(t *testing.T, ctx context.Context, name, policyText string, co
 	c := &cluster{t: t, ctx: ctx, lab: l}
 	begin := time.Now()
 	progress := func(what string) { t.Logf("%s after %v", what, time.Since(begin).Round(100*time.Millisecond)) }
-	containerd, err := l.StartContainerd(ctx, lab.ContainerdOptions{})
-	if err != nil {
+	var err error
+	if c.containerd, err = l.StartContainerd(ctx, lab.ContainerdOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	progress("containerd ran")
-	socket := containerd.Socket()
+	socket := c.containerd.Socket()
 	if policyText != without {
-		if c.node, err = node.Behind(ctx, l, containerd, node.Options{Policy: policyText}); err != nil {
+		if c.node, err = node.Behind(ctx, l, c.containerd, node.Options{Policy: policyText}); err != nil {
 			t.Fatal(err)
 		}
 		socket = c.node.Socket()
@@ -315,14 +316,19 @@ func (c *cluster) scenario(r *record) {
 	for _, name := range names {
 		c.remove(pods[name])
 	}
+	c.leave()
+}
+
+// leave ends the kubelet and removes its node: in the VM the next run has the same control plane, and no controller that
+// would remove what is the node's.
+func (c *cluster) leave() {
 	if err := c.k.Stop(c.ctx); err != nil {
-		t.Error(err)
+		c.t.Error(err)
 	}
-	// In the VM the next run has the same control plane, and no controller that would remove what is the node's.
 	for _, path := range []string{"/api/v1/nodes/", "/apis/storage.k8s.io/v1/csinodes/", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"} {
 		var status *lab.StatusError
 		if _, err := c.cp.Do(c.ctx, http.MethodDelete, path+lab.NodeName, "", nil); err != nil && (!errors.As(err, &status) || status.Code != http.StatusNotFound) {
-			t.Error(err)
+			c.t.Error(err)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ const vmLimit = 38 * time.Minute
 func TestMain(m *testing.M) {
 	inVM := flag.Bool("vm", false, "run kubelet, proxy and containerd in a VM with cgroup v2")
 	flag.Parse()
-	preparations := []lab.Preparation{lab.Parts(append(append(parts.ContainerRuntime(), parts.ControlPlane()...), "kubelet")...), own.Prepare}
+	preparations := []lab.Preparation{lab.Parts(append(append(parts.ContainerRuntime(), parts.ControlPlane()...), "kubelet")...), own.Prepare, prepareImage}
 	if *inVM {
 		preparations = append(preparations, vm.Prepare)
 	}
@@ -60,14 +61,27 @@ func runVM(ctx context.Context) (int, error) {
 	if err := makeNamespaces(ctx, cp); err != nil {
 		return 1, err
 	}
-	args := []string{"-test.run=^TestControlPlane$", fmt.Sprintf("-test.timeout=%v", vmLimit)}
+	run := "^(TestControlPlane|TestDaemonSet)$"
+	args := []string{fmt.Sprintf("-test.timeout=%v", vmLimit)}
 	flag.Visit(func(f *flag.Flag) {
-		if f.Name == "test.v" {
+		switch f.Name {
+		case "test.v":
 			args = append(args, "-test.v="+f.Value.String())
+		case "test.run":
+			run = f.Value.String()
 		}
 	})
+	image, err := imageFile()
+	if err != nil {
+		return 1, err
+	}
+	root, err := own.Root()
+	if err != nil {
+		return 1, err
+	}
 	return guest.Run(ctx, guest.Config{
-		Args: args, Parts: []string{"kubelet"}, Limit: vmLimit, Memory: 3072, Network: true,
-		Env: []string{serverEnv + "=https://10.0.2.2:6443"},
+		Args: append(args, "-test.run="+run), Parts: []string{"kubelet"}, Limit: vmLimit, Memory: 3072, Network: true,
+		Env:   []string{serverEnv + "=https://10.0.2.2:6443", imageEnv + "=/tideline/plugin.tar", manifestsEnv + "=/tideline/nri-plugin"},
+		Files: map[string]string{"/tideline/plugin.tar": image, "/tideline/nri-plugin": filepath.Join(root, "deploy", "nri-plugin")},
 	})
 }

@@ -70,7 +70,7 @@ func (l *Lab) StartContainerd(ctx context.Context, opts ContainerdOptions) (*Con
 	if level == "" {
 		level = "info"
 	}
-	c := &Containerd{lab: l, socket: filepath.Join(l.dir, "containerd.sock"), nri: filepath.Join(l.dir, "nri.sock")}
+	c := &Containerd{lab: l, socket: filepath.Join(l.dir, "containerd.sock"), nri: filepath.Join(l.dir, "nri", "nri.sock")}
 	c.spec = ProcessSpec{
 		Name: "containerd", Path: path,
 		Args:  []string{"--config", filepath.Join(l.dir, "containerd.toml"), "--log-level", level},
@@ -101,7 +101,7 @@ func (c *Containerd) Start(ctx context.Context) error {
 // Socket returns the path of the socket that serves CRI.
 func (c *Containerd) Socket() string { return c.socket }
 
-// NRISocket returns the path of the socket for NRI plugins.
+// NRISocket returns the path of the socket for NRI plugins, in a folder of its own.
 func (c *Containerd) NRISocket() string { return c.nri }
 
 // StartTime returns how long the last start took until CRI was ready.
@@ -217,7 +217,7 @@ state = '{{.Dir}}/containerd-state'
   blockio_config_file = '{{if .BlockIO}}{{.Dir}}/blockio.yaml{{end}}'
 [plugins.'io.containerd.nri.v1.nri']
   disable = false
-  socket_path = '{{.Dir}}/nri.sock'
+  socket_path = '{{.Dir}}/nri/nri.sock'
   plugin_path = '{{.Dir}}/nri-plugins'
   plugin_config_path = '{{.Dir}}/nri-conf.d'
 `))
