@@ -78,7 +78,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("again: exit code %d: %s%s", code, out, errs)
 	}
 	fail = "systemctl is-active kubelet.service"
-	if code, _, errs = run("uninstall"); code != 1 || !strings.Contains(errs, "is \"\": see journalctl -u kubelet.service") || !strings.HasSuffix(errs, "\nEverything of Tideline is gone; this check alone failed.\n") {
+	if code, _, errs = run("uninstall"); code != 1 || !strings.Contains(errs, "systemctl does not tell how kubelet.service is: exit status 1: no such unit") || !strings.HasSuffix(errs, "\nEverything of Tideline is gone; this check alone failed.\n") {
 		t.Errorf("the kubelet does not come back: exit code %d: %s", code, errs)
 	}
 	fail = ""

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,10 +145,14 @@ func (n Node) wait(ctx context.Context, steady int, look func(context.Context) e
 func (n Node) waitUnit(ctx context.Context, unit string) error {
 	return n.wait(ctx, n.Wait.Steady, func(ctx context.Context) error {
 		out, err := n.Run(ctx, []string{"systemctl", "is-active", unit})
-		if state := strings.TrimSpace(out); err != nil || state != "active" {
+		switch state := strings.TrimSpace(out); {
+		case state == "active":
+			return nil
+		case state == "" && err != nil: // too slow, say; a unit that is not active is named with its state
+			return fmt.Errorf("systemctl does not tell how %s is: %w", unit, err)
+		default:
 			return fmt.Errorf("%s is %q: see journalctl -u %s", unit, state, unit)
 		}
-		return nil
 	})
 }
 
@@ -162,7 +167,7 @@ func (n Node) waitDoor(ctx context.Context, s Step) error {
 		case s.QoS != "" && st.StartMode != s.QoS && st.ModeWhy == "":
 			return fmt.Errorf("the door was started to %s, want %s", st.StartMode, s.QoS)
 		case !st.Runtime.Connected:
-			return fmt.Errorf("the door has no connection to the runtime: %s", st.Runtime.Error)
+			return fmt.Errorf("the door has no connection to the runtime: %s", cmp.Or(st.Runtime.Error, "it has not answered yet"))
 		}
 		return nil
 	})
