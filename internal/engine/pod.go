@@ -308,6 +308,8 @@ func (e *Engine) journalled() (standing, error) {
 	return out, err
 }
 
+const classPause = 10 * time.Millisecond
+
 // classWorker keeps the cgroups above the pods: a child's memory.low does nothing unless every parent carries at least
 // the sum of its children, and batch pods compete with all others through their class.
 func (e *Engine) classWorker(ctx context.Context) {
@@ -317,6 +319,16 @@ func (e *Engine) classWorker(ctx context.Context) {
 		case <-e.classes:
 		case <-ctx.Done():
 			return
+		}
+		// Pods come in bursts, and all of them are looked at each time. A runtime takes longer to start a container.
+		select {
+		case <-time.After(classPause):
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-e.classes:
+		default:
 		}
 		pods := map[string]policy.Decision{}
 		if err := e.query(ctx, func(s *state) {
