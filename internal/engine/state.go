@@ -125,15 +125,15 @@ func (s *state) all() iter.Seq[*container] {
 	}
 }
 
-// minID is the least part of a container's ID that names it, as people type it.
-const minID = 8
+// minID is the least part of a container's ID that names it, as people type it; fullID is what containerd and CRI-O give.
+const minID, fullID = 8, 64
 
 // byID finds a container by its ID, or by the beginning of one, as runtimes do.
 func (s *state) byID(id string) *container {
 	if k, ok := s.ids[id]; ok {
 		return s.get(k)
 	}
-	if len(id) < minID {
+	if len(id) < minID || len(id) >= fullID {
 		return nil
 	}
 	var found *container
