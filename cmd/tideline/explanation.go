@@ -129,7 +129,10 @@ func (e Explanation) text(width int) string {
 }
 
 func (n NodeSource) describe() string {
-	parts := []string{fmt.Sprintf("cgroup v%d", n.CgroupVersion), plural(n.CPUs, "CPU", "CPUs")}
+	parts := []string{plural(n.CPUs, "CPU", "CPUs")}
+	if n.CgroupVersion > 0 {
+		parts = append([]string{fmt.Sprintf("cgroup v%d", n.CgroupVersion)}, parts...)
+	}
 	if n.Kernel != "" {
 		parts = append([]string{"Linux " + n.Kernel}, parts...)
 	}

@@ -29,7 +29,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	c := &cli{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, width: terminalWidth(os.Stdout),
-		name: filepath.Base(os.Args[0]), root: "/",
+		color: mayColor(terminalWidth(os.Stdout) > 0),
+		name:  filepath.Base(os.Args[0]), root: "/",
 		exec: execute, waits: install.DefaultWaits(),
 	}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
@@ -45,6 +46,7 @@ type cli struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	width          int    // columns of the terminal, 0 when stdout is none
+	color          bool   // stdout is a terminal that shows colours
 	name           string // as it was called
 	root           string // of the file system that facts are read from
 
@@ -117,7 +119,7 @@ the NRI plugin) on it and takes it away, and talks to the door that runs there.`
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl tideline"}
 	}
 	root.PersistentFlags().IntVar(&c.width, "width", c.width, "columns that text is wrapped at")
-	root.AddCommand(c.explain(), c.check(), c.status(), c.bypass(), c.disable(), c.install(), c.uninstall(), c.snapshot(), c.version())
+	root.AddCommand(c.explain(), c.check(), c.cpus(), c.status(), c.bypass(), c.disable(), c.install(), c.uninstall(), c.snapshot(), c.version())
 	return root
 }
 

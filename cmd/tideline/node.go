@@ -20,13 +20,9 @@ func (c *cli) path(name string) string { return filepath.Join(c.root, name) }
 // node tells the machine to explain for: that of a snapshot, this one, or a generic one where this one can't be read.
 func (c *cli) node(file string) (NodeSource, error) {
 	if file != "" {
-		data, err := os.ReadFile(file)
+		f, err := readNodeFacts(file)
 		if err != nil {
-			return NodeSource{}, fmt.Errorf("read node facts: %w", err)
-		}
-		f, err := hostfs.FromSnapshot(data)
-		if err != nil {
-			return NodeSource{}, fmt.Errorf("node facts %s: %w\nTake them on the node with: tideline snapshot -o FILE", file, err)
+			return NodeSource{}, err
 		}
 		return nodeSource(file, f), nil
 	}
@@ -40,6 +36,19 @@ func (c *cli) node(file string) (NodeSource, error) {
 		return n, nil
 	}
 	return nodeSource("this machine", f), nil
+}
+
+// readNodeFacts reads the file of --node-facts.
+func readNodeFacts(file string) (hostfs.Facts, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return hostfs.Facts{}, fmt.Errorf("read node facts: %w", err)
+	}
+	f, err := hostfs.FromSnapshot(data)
+	if err != nil {
+		return hostfs.Facts{}, fmt.Errorf("node facts %s: %w\nTake them on the node with: tideline snapshot -o FILE", file, err)
+	}
+	return f, nil
 }
 
 func nodeSource(source string, f hostfs.Facts) NodeSource {

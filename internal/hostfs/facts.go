@@ -90,11 +90,22 @@ const (
 
 // parseList reads "0-3,8".
 func parseList(text string, most int) (cpuset.CPUSet, error) {
-	bad := fmt.Errorf("no list of at most %d numbers below %d: %.40q", most, maxCPUs, text)
-	if text == "" {
-		return cpuset.New(), nil
+	if _, err := leastOf(text, most); err != nil {
+		return cpuset.New(), err
 	}
-	count := 0
+	set, err := cpuset.Parse(text)
+	if err != nil {
+		return cpuset.New(), badList(text, most)
+	}
+	return set, nil
+}
+
+// leastOf reads a list for its least number, -1 if it is empty, and makes no set.
+func leastOf(text string, most int) (int, error) {
+	if text == "" {
+		return -1, nil
+	}
+	least, count := maxCPUs, 0
 	for part := range strings.SplitSeq(text, ",") {
 		first, last, ok := strings.Cut(part, "-")
 		if !ok {
@@ -103,17 +114,18 @@ func parseList(text string, most int) (cpuset.CPUSet, error) {
 		a, err1 := strconv.ParseUint(first, 10, 32)
 		b, err2 := strconv.ParseUint(last, 10, 32)
 		if err1 != nil || err2 != nil || a > b || b >= maxCPUs {
-			return cpuset.New(), bad
+			return -1, badList(text, most)
 		}
 		if count += int(b-a) + 1; count > most {
-			return cpuset.New(), bad
+			return -1, badList(text, most)
 		}
+		least = min(least, int(a))
 	}
-	set, err := cpuset.Parse(text)
-	if err != nil {
-		return cpuset.New(), bad
-	}
-	return set, nil
+	return least, nil
+}
+
+func badList(text string, most int) error {
+	return fmt.Errorf("no list of at most %d numbers below %d: %.40q", most, maxCPUs, text)
 }
 
 func readFacts(src source) Facts {
@@ -131,6 +143,8 @@ func readFacts(src source) Facts {
 	mounts := cgroup.ParseMountinfo(r.trimmed("proc/self/mountinfo"))
 	f.Resctrl = slices.ContainsFunc(mounts, func(m cgroup.Mount) bool { return m.Type == "resctrl" })
 	f.Node.Online, _ = r.list("sys/devices/system/cpu/online", maxCPUs)
+	f.Present, _ = r.list("sys/devices/system/cpu/present", maxCPUs)
+	f.Isolated, _ = r.list("sys/devices/system/cpu/isolated", maxCPUs)
 	f.NUMANodes = r.numa()
 	f.CPUs = r.cpus(f.Node.Online, f.NUMANodes)
 	var disks []disk
@@ -175,18 +189,32 @@ func (r *reader) numa() []NUMANode {
 				r.problem(at+"meminfo", err)
 			}
 		}
-		for _, field := range strings.Fields(r.trimmed(at + "distance")) {
-			d, err := strconv.ParseUint(field, 10, 8)
-			if err != nil {
-				r.problem(at+"distance", fmt.Errorf("no distance: %.40q", field))
-				n.Distances = nil
-				break
+		if text := r.trimmed(at + "distance"); text != "" {
+			var err error
+			if n.Distances, err = distances(text, online.Size()); err != nil {
+				r.problem(at+"distance", err)
 			}
-			n.Distances = append(n.Distances, int(d))
 		}
 		nodes = append(nodes, n)
 	}
 	return nodes
+}
+
+// distances reads "10 21 17", a number for each online node.
+func distances(text string, nodes int) ([]int, error) {
+	fields := strings.Fields(text)
+	if len(fields) != nodes {
+		return nil, fmt.Errorf("%d distances for %d online nodes", len(fields), nodes)
+	}
+	list := make([]int, nodes)
+	for i, field := range fields {
+		d, err := strconv.ParseUint(field, 10, 8)
+		if err != nil {
+			return nil, fmt.Errorf("no distance: %.40q", field)
+		}
+		list[i] = int(d)
+	}
+	return list, nil
 }
 
 func (r *reader) cpus(online cpuset.CPUSet, nodes []NUMANode) []CPU {
@@ -205,30 +233,83 @@ func (r *reader) cpus(online cpuset.CPUSet, nodes []NUMANode) []CPU {
 			Die:      r.number(at + "topology/die_id"),
 			Core:     r.number(at + "topology/core_id"),
 			NUMANode: -1,
-			L3:       r.l3(at + "cache"),
 		}
+		c.L2, c.L3 = r.caches(at + "cache")
 		c.Siblings, _ = r.list(at+"topology/thread_siblings_list", maxThreads)
 		if node, ok := nodeOf[id]; ok {
 			c.NUMANode = node
 		}
 		cpus = append(cpus, c)
 	}
+	r.efficient(cpus)
 	return cpus
 }
 
-// l3 returns the id of a CPU's level 3 cache. Many virtual machines show no caches.
-func (r *reader) l3(dir string) int {
+// caches finds the caches that several cores may share. Many virtual machines show none.
+func (r *reader) caches(dir string) (l2, l3 Cache) {
+	l2, l3 = Cache{ID: -1, First: -1}, Cache{ID: -1, First: -1}
 	for i := range maxCaches {
 		at := fmt.Sprintf("%s/index%d/", dir, i)
 		level, ok := r.optional(at + "level")
 		if !ok {
-			return -1
+			break
 		}
-		if level == "3" {
-			return r.number(at + "id")
+		switch level {
+		case "2":
+			l2 = r.cache(at)
+		case "3":
+			l3 = r.cache(at)
 		}
 	}
-	return -1
+	return l2, l3
+}
+
+// cache reads the list of sharers only where there is no id (kernels before 4.10, many arm64 machines): it is long.
+func (r *reader) cache(at string) Cache {
+	c := Cache{ID: r.number(at + "id"), First: -1}
+	if c.ID >= 0 {
+		return c
+	}
+	if text, ok := r.optional(at + "shared_cpu_list"); ok {
+		var err error
+		if c.First, err = leastOf(text, maxCPUs); err != nil {
+			r.problem(at+"shared_cpu_list", err)
+		}
+	}
+	return c
+}
+
+// efficient marks the smaller cores. On Intel each kind of core has a PMU of its own that lists its CPUs, the big ones
+// cpu_core; elsewhere the kernel gives each CPU a capacity, and the biggest 1024.
+func (r *reader) efficient(cpus []CPU) {
+	small, hybrid := cpuset.New(), false
+	for _, name := range []string{"sys/devices/cpu_atom/cpus", "sys/devices/cpu_lowpower/cpus"} {
+		text, ok := r.optional(name)
+		if !ok {
+			continue
+		}
+		hybrid = true
+		set, err := parseList(text, maxCPUs)
+		if err != nil {
+			r.problem(name, err)
+		}
+		small = small.Union(set)
+	}
+	capacities, biggest := make([]int, len(cpus)), 0
+	for i := range cpus {
+		if hybrid {
+			cpus[i].Efficient = small.Contains(cpus[i].ID)
+			continue
+		}
+		capacities[i] = r.number(fmt.Sprintf("sys/devices/system/cpu/cpu%d/cpu_capacity", cpus[i].ID))
+		biggest = max(biggest, capacities[i])
+	}
+	// Cores of one kind differ by a few percent where some may clock higher.
+	for i, c := range capacities {
+		if c > 0 && c < biggest/4*3 {
+			cpus[i].Efficient = true
+		}
+	}
 }
 
 // disk is a device with its I/O scheduler.

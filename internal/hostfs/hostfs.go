@@ -34,9 +34,13 @@ type Facts struct {
 	MemTotalBytes int64
 	CPUs          []CPU      // online ones, by ID
 	NUMANodes     []NUMANode // online ones, by ID; none on a kernel without NUMA
-	PSI           bool       // /proc/pressure can be read
-	Resctrl       bool       // resctrl is mounted
-	Problems      []string   // "FILE: what is wrong", in the order of reading
+
+	Present  cpuset.CPUSet // CPUs that the machine has, the online ones and others; empty means unknown
+	Isolated cpuset.CPUSet // CPUs that the kernel's scheduler leaves alone (isolcpus=), offline ones too
+
+	PSI      bool     // /proc/pressure can be read
+	Resctrl  bool     // resctrl is mounted
+	Problems []string // "FILE: what is wrong", in the order of reading
 }
 
 // CPU is one online logical CPU. A number that the kernel does not give is -1.
@@ -46,8 +50,16 @@ type CPU struct {
 	Die      int
 	Core     int // unique within its package
 	NUMANode int
-	L3       int           // id of the level 3 cache, which is also its resctrl domain
+	L2, L3   Cache
 	Siblings cpuset.CPUSet // of its core, itself included
+	// Efficient is set on the smaller cores of a hybrid machine. Where the kernel does not tell, all cores are alike.
+	Efficient bool
+}
+
+// Cache is a level of cache that a CPU has, by what the kernel tells of it.
+type Cache struct {
+	ID    int // unique for its level; that of level 3 is also its resctrl domain
+	First int // where there is no ID, the least of the CPUs that share it
 }
 
 // NUMANode is one memory node.

@@ -24,10 +24,11 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // render shows every field of facts, for goldens.
 func render(f hostfs.Facts) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "kernel %s, cgroup v%d, driver %q, page size %d, memory %d, PSI %t, resctrl %t, online %s\n",
-		f.Kernel, f.Node.CgroupVersion, f.CgroupDriver, f.PageSizeBytes, f.MemTotalBytes, f.PSI, f.Resctrl, f.Node.Online)
+	fmt.Fprintf(&b, "kernel %s, cgroup v%d, driver %q, page size %d, memory %d, PSI %t, resctrl %t, online %s, present %q, isolated %q\n",
+		f.Kernel, f.Node.CgroupVersion, f.CgroupDriver, f.PageSizeBytes, f.MemTotalBytes, f.PSI, f.Resctrl, f.Node.Online, f.Present, f.Isolated)
 	for _, c := range f.CPUs {
-		fmt.Fprintf(&b, "cpu %d: package %d, die %d, core %d, node %d, L3 %d, siblings %s\n", c.ID, c.Package, c.Die, c.Core, c.NUMANode, c.L3, c.Siblings)
+		fmt.Fprintf(&b, "cpu %d: package %d, die %d, core %d, node %d, L3 %s, L2 %s, siblings %s, efficient %t\n",
+			c.ID, c.Package, c.Die, c.Core, c.NUMANode, renderCache(c.L3), renderCache(c.L2), c.Siblings, c.Efficient)
 	}
 	for _, n := range f.NUMANodes {
 		fmt.Fprintf(&b, "node %d: cpus %q, memory %d, distances %v\n", n.ID, n.CPUs, n.MemTotalBytes, n.Distances)
@@ -46,6 +47,16 @@ func render(f hostfs.Facts) string {
 		fmt.Fprintf(&b, "problem: %s\n", p)
 	}
 	return b.String()
+}
+
+func renderCache(c hostfs.Cache) string {
+	switch {
+	case c.ID >= 0:
+		return fmt.Sprint(c.ID)
+	case c.First >= 0:
+		return fmt.Sprintf("of cpu %d", c.First)
+	}
+	return "-1"
 }
 
 func fixtures(t testing.TB) map[string][]byte {
@@ -264,7 +275,8 @@ func TestEmptyAndMissingRoot(t *testing.T) {
 	}
 	want := []string{
 		"proc/sys/kernel/osrelease: not there", "proc/meminfo: not there", "proc/self/mountinfo: not there",
-		"sys/devices/system/cpu/online: not there", "sys/devices/system/node/online: not there",
+		"sys/devices/system/cpu/online: not there", "sys/devices/system/cpu/present: not there", "sys/devices/system/cpu/isolated: not there",
+		"sys/devices/system/node/online: not there",
 		"proc/self/mountinfo: no cgroup hierarchy with a controller of ours",
 	}
 	if diff := cmp.Diff(want, facts.Problems); diff != "" {
@@ -363,6 +375,7 @@ x
 		"proc/sys/kernel/osrelease: not there",
 		`proc/meminfo: bad line "MemTotal: 99999999999999999999 kB"`,
 		`sys/devices/system/cpu/online: no list of at most 8192 numbers below 8192: "0-4000000000"`,
+		"sys/devices/system/cpu/present: not there", "sys/devices/system/cpu/isolated: not there",
 		`sys/devices/system/node/online: no list of at most 1024 numbers below 8192: "x"`,
 		`sys/block/vda/dev: no device number: "x"`,
 		"sys/block/vdb/dev: not there",
@@ -387,6 +400,7 @@ func FuzzFromSnapshot(f *testing.F) {
 		if len(facts.CPUs) != facts.Node.Online.Size() {
 			t.Errorf("%d CPUs, online %s", len(facts.CPUs), facts.Node.Online)
 		}
+		checkTopology(t, facts)
 		for k, support := range facts.Node.Features {
 			if support.Support == policy.Unsupported && support.Need == "" {
 				t.Errorf("%s is unsupported without a need", k)
