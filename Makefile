@@ -116,6 +116,11 @@ bench-nri: ## what the NRI plugin's hooks cost, and an idle plugin beside it
 	@$(GO) test -c -o .cache/bin/bench-nri ./nri-plugin/internal/plugin
 	@TMPDIR=$$(mktemp -d -p /dev/shm) && trap 'rm -rf "$$TMPDIR"' EXIT && export TMPDIR && .cache/bin/bench-nri -test.run '^$$' -test.bench '^BenchmarkTable$$' -test.benchtime 1x
 
+.PHONY: bench-placement
+bench-placement: ## what placing a pod costs on a node with 512 CPUs and 250 pods, and putting all of them in order
+	@$(GO) test -c -o .cache/bin/bench-placement ./internal/placement
+	@.cache/bin/bench-placement -test.run '^$$' -test.bench '^BenchmarkTable$$' -test.benchtime 1x
+
 .PHONY: lint
 lint: ## gofmt, vet and golangci-lint, also for the architecture's arrows
 	$(call tier,lint,out="$$(gofmt -l .)" && { test -z "$$out" || { echo "not formatted: $$out"; exit 1; }; } && $(GO) vet ./... && (cd integration && $(GO) vet ./...) && (cd integration/tools/lint && $(GO) build -o ../../../.cache/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint) && .cache/bin/golangci-lint run ./... && GOOS=darwin $(GO) build -o /dev/null ./cmd/tideline && GOARCH=arm64 $(GO) build ./...)

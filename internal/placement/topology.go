@@ -3,7 +3,7 @@
 // and assignments in, assignments and pools out, the same for the same input.
 //
 //	m, err := placement.New(topology, placement.Limits{Reserved: reserved, MinShared: 1})
-//	a, err := m.Place(have, placement.Request{UID: uid, Tier: v1alpha1.LSE, CPUs: 4})
+//	a, err := m.Place(have, placement.Request{UID: uid, Tier: v1alpha1.LSE, Count: 4})
 //	pools := m.Pools(append(have, a))
 package placement
 
