@@ -163,6 +163,29 @@ func TestParseProc(t *testing.T) {
 	}
 }
 
+func TestNamed(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]cgroup.Path{
+		"/kubepods/burstable/pod7f/crio-" + id: "/kubepods/burstable/pod7f/crio-" + cgroup.Path(id),
+		"/kubepods/burstable/pod7f/" + id:      "/kubepods/burstable/pod7f/" + cgroup.Path(id),
+		"kubepods-pod7f.slice:crio:" + id:      "/kubepods.slice/kubepods-pod7f.slice/crio-" + cgroup.Path(id) + ".scope",
+		"":                                     "",
+		"/":                                    "",
+		"kubepods/pod7f/" + id:                 "",
+		"/kubepods/burstable/pod7f":            "",
+		"/kubepods/burstable/pod7f/crio-" + id[1:]: "",
+		"/kubepods/" + id + "/x":                   "",
+		"/kubepods/../" + id:                       "",
+	} {
+		if got, err := new(cgroup.FS).Named(name, id); got != want || (err != nil) != (want == "") {
+			t.Errorf("Named(%q) = %q, %v, want %q", name, got, err, want)
+		}
+	}
+	if p, err := new(cgroup.FS).Named("/kubepods/pod7f", ""); err == nil {
+		t.Errorf("Named without an ID = %q", p)
+	}
+}
+
 // ours is where a door runs that is in a container itself.
 const ours = "/kubepods/burstable/pod1a/abcdef"
 

@@ -34,6 +34,19 @@ func (f *FS) Container(pid int, id string) (Path, error) {
 	return p, nil
 }
 
+// Named returns the cgroup of a container whose runtime tells its name, as ParsePath reads it, and not its first process.
+// The name must be the container's own. Whether there is such a cgroup is for the caller to find out.
+func (f *FS) Named(name, id string) (Path, error) {
+	p, err := ParsePath(name)
+	if err != nil {
+		return "", fmt.Errorf("find cgroup of container %q: %w", id, err)
+	}
+	if own, err := cut(string(p), id); id == "" || err != nil || own != p {
+		return "", fmt.Errorf("find cgroup of container %q: %q is not its name", id, p)
+	}
+	return p, nil
+}
+
 func readProc(root, name string) (string, error) {
 	proc, err := os.OpenRoot(root)
 	if err != nil {

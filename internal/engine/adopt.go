@@ -446,6 +446,7 @@ func (e *Engine) asFound(ctx context.Context, facts policy.Pod, l Listed) *conta
 		return c
 	}
 	c.asked = &spec.Resources
+	c.unweighted = spec.Resources.CPUShares == nil
 	return c
 }
 

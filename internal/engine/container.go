@@ -139,14 +139,25 @@ func birth(d policy.Decision, c Creation, l *loadedPolicy) string {
 	return string(b)
 }
 
-// Reported logs what was decided on a container and writes its record. It is apart from Create so that no call waits for
-// either: until the record is there, the birth record tells as much.
+// Reported logs what was decided on a container and has its record written. It is apart from Create so that no call waits
+// for either: until the record is there, the birth record tells as much.
 func (e *Engine) Reported(c Creation, p Plan) {
-	e.log(p.Decision, c.Pod, c.Name, "decide container")
+	e.Logged(c, p)
+	e.record(c, p, e.post)
+}
+
+// Recorded writes the record of a container that Created has reported, and waits for it as long as a call may. It is for a
+// door whose birth records nobody can trust: the record has to be there before the runtime makes the container.
+func (e *Engine) Recorded(c Creation, p Plan) { e.record(c, p, e.tell) }
+
+// Logged logs what was decided on a container.
+func (e *Engine) Logged(c Creation, p Plan) { e.log(p.Decision, c.Pod, c.Name, "decide container") }
+
+func (e *Engine) record(c Creation, p Plan, report func(step func(*state) (then func(context.Context)))) {
 	if p.Birth == "" {
 		return
 	}
-	e.post(func(s *state) func(context.Context) {
+	report(func(s *state) func(context.Context) {
 		ctr := s.get(c.Key())
 		if ctr == nil || ctr.id == "" || !ctr.changed {
 			return nil
@@ -360,6 +371,9 @@ func over(err error) bool {
 // meanwhile, so the path must name the container.
 func (e *Engine) locate(ctx context.Context, id string) (cgroup.Path, error) {
 	pid, err := e.cfg.Runtime.PID(ctx, id)
+	if named := (*NoPIDError)(nil); errors.As(err, &named) {
+		return e.cfg.Cgroups.Named(named.Cgroup, id)
+	}
 	if err != nil {
 		return "", fmt.Errorf("find first process of container %.64s: %w", id, err)
 	}
@@ -432,6 +446,11 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 	asked := cri.Updated(c.lastAsked(), asks)
 	n.asked, n.born, n.before = &asked, nil, c
 	decide := func(st policy.State) policy.Decision {
+		if st == policy.Adopted && c.unweighted {
+			// A kubelet always asks shares, so a door of ours took them out, and its record is lost. Such a container may be
+			// idle, and shares that pass to it would fail its updates.
+			st = policy.Managed
+		}
 		return p.Container(e.cfg.Node, pod, policy.Container{Name: c.key.Name, State: st, Asked: asked})
 	}
 	d := decide(c.state)

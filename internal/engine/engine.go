@@ -49,13 +49,22 @@ var (
 	ErrNotFound   = errors.New("the runtime knows no such container")
 )
 
+// NoPIDError says that a container is made or runs, and that the runtime does not tell its first process but the name of
+// its cgroup, as an OCI spec has it. The cgroup need not be there yet.
+type NoPIDError struct{ Cgroup string }
+
+func (e *NoPIDError) Error() string {
+	return fmt.Sprintf("the runtime does not tell the first process in cgroup %.300q", e.Cgroup)
+}
+
 // ErrNoUpdates says that the runtime can't take an update from us now or ever.
 var ErrNoUpdates = errors.New("the runtime takes no updates that it has not asked for")
 
 // Runtime is the engine's own way to the runtime, apart from the relayed calls. Its errors are ErrNotFound for a
 // container that is gone.
 type Runtime interface {
-	// PID tells the first process of a running container; ErrNotRunning for one that has none.
+	// PID tells the first process of a running container; ErrNotRunning for one that has none, a NoPIDError where the
+	// runtime does not tell.
 	PID(ctx context.Context, containerID string) (int, error)
 	// Update puts container-level settings into the runtime's stored spec and, where the container runs, the kernel.
 	// What the protocol can't carry is left out. ErrNoUpdates where that can't be done.

@@ -37,11 +37,6 @@ func (h *hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 	for _, plan := range h.updates.clear() { // nobody will tell how they ended; what is stored tells as much
 		h.engine.Updated(*plan, true)
 	}
-	for id, b := range h.born.clear() {
-		if !h.store.over(id) {
-			h.engine.Reported(b.c, b.plan)
-		}
-	}
 	defer (*Plugin)(h).synchronized()
 	if h.engine.Bypassed() {
 		return nil, nil
@@ -177,6 +172,9 @@ func (h *hooks) UpdatePodSandbox(ctx context.Context, pod *api.PodSandbox, _, _ 
 		ctx, cancel := h.within(ctx)
 		defer cancel()
 		h.engine.PodResizing(ctx, pod.GetId())
+		if (*Plugin)(h).runtime() == crio { // it has no PostUpdatePodSandbox, up to 1.34 at least
+			h.engine.PodResized(pod.GetId())
+		}
 	}
 	return nil
 }
@@ -256,7 +254,8 @@ func (h *hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 		return nil, nil, err
 	}
 	h.engine.Created(c, plan, ctr.GetId())
-	h.born.put(ctr.GetId(), &creation{c, plan})
+	h.engine.Recorded(c, plan)
+	h.engine.Logged(c, plan)
 	if plan.Birth != "" {
 		adj = applynri.Annotate(adj, v1alpha1.AnnotationDecision, plan.Birth)
 	}
@@ -267,9 +266,6 @@ func (h *hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 func (h *hooks) PostCreateContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) error {
 	defer h.guard("PostCreateContainer")
 	h.store.container(ctr)
-	if b, ok := h.born.take(ctr.GetId()); ok {
-		h.engine.Reported(b.c, b.plan)
-	}
 	return nil
 }
 
@@ -346,7 +342,6 @@ func (h *hooks) StopContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Con
 func (h *hooks) RemoveContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) error {
 	defer h.guard("RemoveContainer")
 	h.store.gone(ctr.GetId())
-	h.born.take(ctr.GetId())
 	h.updates.take(ctr.GetId())
 	if !h.engine.Bypassed() {
 		h.engine.Removed(ctr.GetId())

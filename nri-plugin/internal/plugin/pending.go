@@ -6,27 +6,21 @@ import (
 	"github.com/tideline-io/tideline/internal/engine"
 )
 
-// creation is a container that was decided on and is not made yet.
-type creation struct {
-	c    engine.Creation
-	plan engine.Plan
-}
-
-// pending is what waits for the hook that ends it, by container ID.
-type pending[T comparable] struct {
+// pending is the updates that wait for the hook that ends them, by container ID.
+type pending struct {
 	mu sync.Mutex
-	of map[string]T
+	of map[string]*engine.Plan
 }
 
-func newPending[T comparable]() pending[T] { return pending[T]{of: map[string]T{}} }
+func newPending() pending { return pending{of: map[string]*engine.Plan{}} }
 
-func (p *pending[T]) put(id string, v T) {
+func (p *pending) put(id string, v *engine.Plan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.of[id] = v
 }
 
-func (p *pending[T]) take(id string) (v T, ok bool) {
+func (p *pending) take(id string) (v *engine.Plan, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	v, ok = p.of[id]
@@ -35,7 +29,7 @@ func (p *pending[T]) take(id string) (v T, ok bool) {
 }
 
 // drop takes v, and nothing that came after it.
-func (p *pending[T]) drop(id string, v T) bool {
+func (p *pending) drop(id string, v *engine.Plan) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now, ok := p.of[id]; !ok || now != v {
@@ -46,10 +40,10 @@ func (p *pending[T]) drop(id string, v T) bool {
 }
 
 // clear takes all.
-func (p *pending[T]) clear() map[string]T {
+func (p *pending) clear() map[string]*engine.Plan {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := p.of
-	p.of = map[string]T{}
+	p.of = map[string]*engine.Plan{}
 	return all
 }

@@ -53,8 +53,7 @@ type Plugin struct {
 	store   *store
 	late    sync.WaitGroup // what follows a hook
 	ended   chan struct{}  // closed when Run is over
-	born    pending[*creation]
-	updates pending[*engine.Plan]
+	updates pending
 
 	mu     sync.Mutex
 	engine *engine.Engine // set by Run
@@ -70,8 +69,8 @@ func New(cfg Config, cgroupVersion int) *Plugin {
 	cfg.Budget = cmp.Or(cfg.Budget, DefaultBudget)
 	return &Plugin{
 		cfg: cfg, version: cgroupVersion, store: newStore(), ended: make(chan struct{}),
-		limits: limits{firstWait: 100 * time.Millisecond, lastWait: 2 * time.Second, register: 10 * time.Second, settle: time.Second, update: 10 * time.Second},
-		born:   newPending[*creation](), updates: newPending[*engine.Plan](),
+		limits:  limits{firstWait: 100 * time.Millisecond, lastWait: 2 * time.Second, register: 10 * time.Second, settle: time.Second, update: 10 * time.Second},
+		updates: newPending(),
 	}
 }
 
@@ -240,6 +239,16 @@ func (p *Plugin) configured(runtime, version string) {
 	seen := p.seen
 	p.mu.Unlock()
 	p.cfg.Log.Info("connected to NRI", "runtime", runtime, "version", version, "nri", seen.NRI.Version, "requestTimeout", seen.NRI.RequestTimeout)
+}
+
+// crio is how CRI-O names itself.
+const crio = "cri-o"
+
+// runtime is the name of who calls.
+func (p *Plugin) runtime() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen.Name
 }
 
 // synchronized notes that the runtime has told all that it has. Its connection may be lost since.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	applynri "github.com/tideline-io/tideline/internal/apply/nri"
+	"github.com/tideline-io/tideline/internal/cgroup"
 	"github.com/tideline-io/tideline/internal/cgroup/cgrouptest"
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/engine"
@@ -252,6 +254,42 @@ func TestStart(t *testing.T) {
 	}
 }
 
+// CRI-O 1.34 tells no process of a container, but the name of its cgroup.
+func TestNoPIDs(t *testing.T) {
+	t.Parallel()
+	m, r, p := pair(t, cgrouptest.V1)
+	s := pod("u1", "BE", v1alpha1.AnnotationBatchResources, batch)
+	r.run(s)
+	id := containerID(0)
+	_, err := r.create(s, id, "app", besteffort())
+	must(t, err)
+	at := cgroup.Path(s.GetLinux().GetCgroupParent() + "/crio-" + id)
+	must(t, m.k.Make(at))
+	r.edit(id, func(c *made) { c.spec.Linux.CgroupsPath = string(at) })
+	sandbox, c := r.about(id)
+	must(t, r.a.StartContainer(r.ctx(), &api.StartContainerRequest{Pod: sandbox, Container: c}))
+	eventually(t, "cpu.idle", func() bool { return m.get(at, "cpu.idle") == "1" })
+	r.edit(id, func(c *made) { c.state = api.ContainerState_CONTAINER_RUNNING })
+	p.stop()
+	must(t, m.k.Set(at, "cpu.idle", "0"))
+	p = m.plugin()
+	r.wait()
+	eventually(t, "cpu.idle after a restart", func() bool { return m.get(at, "cpu.idle") == "1" })
+	r.edit(id, func(c *made) { c.spec.Linux.CgroupsPath = "/kubepods/besteffort/podu2" }) // not its own
+	must(t, m.k.Make("/kubepods/besteffort/podu2"))
+	before := len(m.k.Writes())
+	sandbox, c = r.about(id)
+	must(t, r.a.StartContainer(r.ctx(), &api.StartContainerRequest{Pod: sandbox, Container: c}))
+	eventually(t, "the error", func() bool { c := p.container(id); return c != nil && c.Error != "" })
+	if n := len(m.k.Writes()); n != before {
+		t.Errorf("%d writes to a cgroup that is not the container's", n-before)
+	}
+	r.stopContainer(id)
+	if _, err := p.p.PID(t.Context(), id); !errors.Is(err, engine.ErrNotRunning) {
+		t.Errorf("PID: %v", err)
+	}
+}
+
 func TestUpdate(t *testing.T) {
 	everyLayout(t, func(t *testing.T, layout cgrouptest.Layout) {
 		m, r, p := pair(t, layout)
@@ -365,7 +403,7 @@ func TestStopRemoveAndFailedCreation(t *testing.T) {
 	eventually(t, "nothing is left", func() bool {
 		p.p.store.mu.Lock()
 		defer p.p.store.mu.Unlock()
-		return len(m.records()) == 0 && len(p.containers()) == 0 && len(p.p.store.pods)+len(p.p.store.containers)+len(p.p.born.of)+len(p.p.updates.of) == 0
+		return len(m.records()) == 0 && len(p.containers()) == 0 && len(p.p.store.pods)+len(p.p.store.containers)+len(p.p.updates.of) == 0
 	})
 	if c := p.counts(); c.WriteFails != 0 {
 		t.Errorf("%+v", c)
@@ -402,6 +440,32 @@ func TestPodResize(t *testing.T) {
 
 // Containers that were there before, more than one message holds: they are adopted, updates are returned where values
 // differ, and none the second time.
+// CRI-O 1.34 does not tell that it has taken note of a resize.
+func TestPodResizeWithoutPost(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, cgrouptest.V2)
+	r := m.newRuntime()
+	r.name = "cri-o"
+	r.start()
+	m.plugin()
+	r.wait()
+	const at = "/kubepods/besteffort/podu1"
+	s := pod("u1", "LS")
+	must(t, m.k.Make(at))
+	must(t, m.k.Set(at, "cpu.max", "100000 100000"))
+	r.run(s)
+	_, err := r.create(s, containerID(0), "app", burstable())
+	must(t, err)
+	bursts := func() bool { return m.get(at, "cpu.max.burst") == "100000" }
+	eventually(t, "the burst", bursts)
+	_, err = r.a.UpdatePodSandbox(t.Context(), &api.UpdatePodSandboxRequest{Pod: s, LinuxResources: &api.LinuxResources{}})
+	must(t, err)
+	if bursts() {
+		t.Error("the burst is still there while the kubelet writes")
+	}
+	eventually(t, "the burst is back", bursts)
+}
+
 func TestSynchronize(t *testing.T) {
 	t.Parallel()
 	count := 5000
@@ -496,6 +560,43 @@ func TestTakesOverFromTheOtherDoor(t *testing.T) {
 		p.stop() // and what it writes in the background is written
 		for _, w := range m.k.Writes()[writes:] {
 			t.Errorf("written: %+v", w)
+		}
+	})
+}
+
+// The record is there when the runtime makes the container: a plugin that ends right then still knows at its next start that
+// shares must not pass to it. Nor may they where records are lost.
+func TestSharesAfterARestart(t *testing.T) {
+	everyLayout(t, func(t *testing.T, layout cgrouptest.Layout) {
+		for _, lost := range []bool{false, true} {
+			m, r, p := pair(t, layout)
+			s := pod("u1", "BE", v1alpha1.AnnotationBatchResources, batch)
+			r.run(s)
+			id, at := containerID(0), cgroupOf(s, containerID(0))
+			_, err := r.create(s, id, "app", besteffort())
+			must(t, err)
+			if n := len(m.records()); n != 1 {
+				t.Fatalf("%d records when the container is made", n)
+			}
+			p.stop()
+			if lost {
+				must(t, os.RemoveAll(m.state))
+			}
+			r.drop(ttrpc.ErrClosed)
+			r.startContainer(id, 7)
+			must(t, m.k.Make(at))
+			p = m.plugin()
+			r.wait()
+			r.updateContainer(id, besteffort(), nil)
+			if got := r.stored(id); got.CPU.Shares != nil && *got.CPU.Shares != 0 {
+				t.Errorf("records lost: %t: shares %d are stored", lost, *got.CPU.Shares)
+			}
+			if layout == cgrouptest.V2 && r.stored(id).Unified["cpu.idle"] != "1" {
+				t.Errorf("records lost: %t: %v", lost, r.stored(id).Unified)
+			}
+			eventually(t, "it is idle", func() bool { return layout == cgrouptest.V2 || m.get(at, "cpu.idle") == "1" })
+			p.stop()
+			r.stop()
 		}
 	})
 }

@@ -23,8 +23,10 @@ type store struct {
 type known struct {
 	sandboxID, name string
 	attempt         uint32
-	pid             int  // 0: it does not run
-	ended           bool // nor will it run again
+	pid             int    // 0: it does not run, or the runtime does not tell, as CRI-O 1.34
+	cgroup          string // its name, of a container that is made and has not ended
+	running         bool   // the runtime says so
+	ended           bool   // nor will it run again
 	resources       policy.Resources
 	ioPriority      string           // in the knob's format
 	updates         []policy.Setting // that we have sent since
@@ -78,8 +80,13 @@ func (s *store) put(c *api.Container) *known {
 		sandboxID: c.GetPodSandboxId(), name: c.GetName(), attempt: factsnri.Attempt(c), pid: int(c.GetPid()),
 		resources: factsnri.Resources(c.GetLinux().GetResources(), c.GetLinux().GetOomScoreAdj()), ioPriority: applynri.IOPriority(c),
 	}
-	if c.GetState() == api.ContainerState_CONTAINER_STOPPED {
-		k.pid, k.ended = 0, true
+	switch c.GetState() {
+	case api.ContainerState_CONTAINER_STOPPED:
+		k.end()
+	case api.ContainerState_CONTAINER_RUNNING, api.ContainerState_CONTAINER_PAUSED:
+		k.running, k.cgroup = true, c.GetLinux().GetCgroupsPath()
+	case api.ContainerState_CONTAINER_CREATED:
+		k.cgroup = c.GetLinux().GetCgroupsPath()
 	}
 	if c.GetId() != "" {
 		s.containers[c.GetId()] = k
@@ -87,12 +94,15 @@ func (s *store) put(c *api.Container) *known {
 	return k
 }
 
+// end is for one that does not run any more, nor will again.
+func (k *known) end() { k.pid, k.cgroup, k.running, k.ended = 0, "", false, true }
+
 // stopped notes that a container does not run any more.
 func (s *store) stopped(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.containers[id]; k != nil {
-		k.pid, k.ended = 0, true
+		k.end()
 	}
 }
 
@@ -116,6 +126,8 @@ func (s *store) pid(id string) (int, error) {
 	switch k := s.containers[id]; {
 	case k == nil:
 		return 0, fmt.Errorf("container %.64s: %w", id, engine.ErrNotFound)
+	case k.pid == 0 && k.cgroup != "":
+		return 0, fmt.Errorf("container %.64s: %w", id, &engine.NoPIDError{Cgroup: k.cgroup})
 	case k.pid == 0:
 		return 0, fmt.Errorf("container %.64s: %w", id, engine.ErrNotRunning)
 	default:
@@ -169,7 +181,7 @@ func (s *store) list() engine.Listing {
 		spec := k.spec()
 		// No birth record: a runtime may be told to copy annotations of pods into containers, so anybody may have written
 		// one. What is ours has a record.
-		l.Containers = append(l.Containers, engine.Listed{ID: id, SandboxID: k.sandboxID, Name: k.name, Attempt: k.attempt, Running: k.pid != 0, Exited: k.ended, Spec: &spec})
+		l.Containers = append(l.Containers, engine.Listed{ID: id, SandboxID: k.sandboxID, Name: k.name, Attempt: k.attempt, Running: k.pid != 0 || k.running, Exited: k.ended, Spec: &spec})
 	}
 	return l
 }
