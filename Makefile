@@ -87,6 +87,10 @@ e2e-vm: ## both doors in VMs with cgroup v2 and four NUMA nodes: under the cgrou
 e2e-vm-part:
 	$(call real-tier,e2e in a VM: driver $(DRIVER) and door $(DOOR),$(E2E) test -count=1 -timeout 50m ./e2e -skip 'TestRestartEverywhere|TestMutations' -args -vm -door $(DOOR) $(if $(filter systemd,$(DRIVER)),-init systemd))
 
+.PHONY: test-crio
+test-crio: ## the NRI plugin in the real CRI-O on this machine's cgroup v1; not part of test
+	$(call real-tier,CRI-O,$(E2E) test -count=1 -timeout 30m ./crio)
+
 .PHONY: test-crictl
 test-crictl: ## every ordinary command of crictl through the proxy
 	$(call real-tier,crictl,$(E2E) test -count=1 -timeout 20m ./crictl)

@@ -47,6 +47,7 @@ type Options struct {
 	BeforeCalls func(n *node.Node, call string)
 	Progress    func(string)
 	Door        string   // node.CRI or node.NRI; "" for node.CRI
+	CRIO        bool     // CRI-O in place of containerd; the door is NRI
 	Args        []string // further arguments of the door
 }
 
@@ -58,12 +59,15 @@ func Run(ctx context.Context, l *lab.Lab, out io.Writer, opts Options) (bad []st
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
 	}
-	door, through := "proxy", "the proxy"
-	if opts.Door == node.NRI {
-		door, through = "plugin", "containerd with the plugin"
+	runtime, door, through := "containerd", "proxy", "the proxy"
+	if opts.CRIO {
+		runtime = "CRI-O"
 	}
-	opts.Progress("starting a private containerd and the " + door)
-	n, err := node.Start(ctx, l, node.Options{Policy: Policy, Door: opts.Door, Args: opts.Args})
+	if opts.Door == node.NRI {
+		door, through = "plugin", runtime+" with the plugin"
+	}
+	opts.Progress("starting a private " + runtime + " and the " + door)
+	n, err := node.Start(ctx, l, node.Options{Policy: Policy, Door: opts.Door, CRIO: opts.CRIO, Args: opts.Args})
 	if err != nil {
 		return nil, err
 	}

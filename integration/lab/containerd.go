@@ -74,7 +74,7 @@ func (l *Lab) StartContainerd(ctx context.Context, opts ContainerdOptions) (*Con
 	c.spec = ProcessSpec{
 		Name: "containerd", Path: path,
 		Args:  []string{"--config", filepath.Join(l.dir, "containerd.toml"), "--log-level", level},
-		Ready: c.ready(!opts.HostNetworkOnly),
+		Ready: criReady(c.socket, !opts.HostNetworkOnly),
 		// In an emulated VM it takes 8 s.
 		Timeout: 2 * time.Minute,
 	}
@@ -120,13 +120,13 @@ func (c *Containerd) Ctr(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// ready checks the conditions of the runtime over CRI.
-func (c *Containerd) ready(network bool) func(context.Context) error {
+// criReady checks the conditions of the runtime at socket over CRI.
+func criReady(socket string, network bool) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if err := SocketReady(c.socket)(ctx); err != nil {
+		if err := SocketReady(socket)(ctx); err != nil {
 			return err // a gRPC client would wait a second before it tries again
 		}
-		cri, err := DialCRI(c.socket)
+		cri, err := DialCRI(socket)
 		if err != nil {
 			return err
 		}

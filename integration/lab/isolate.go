@@ -279,7 +279,7 @@ func runJanitor(r io.Reader) error {
 // and loopback, and empty folders in place of those that programs use whatever
 // their configuration says: runc keeps its state in /run/containerd/runc, the
 // kubelet writes /var/log/containers and /var/lib/kubelet/device-plugins, CNI
-// writes /var/lib/cni/results.
+// writes /var/lib/cni/results, and CRI-O /var/lib/containers/cache.
 func setUpNamespaces() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -288,7 +288,7 @@ func setUpNamespaces() error {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
 	resolv, resolvErr := os.ReadFile(resolvConf)
-	for _, dir := range []string{"/run", "/var/log/containers", "/var/lib/kubelet", "/var/lib/cni"} {
+	for _, dir := range []string{"/run", "/var/log/containers", "/var/lib/kubelet", "/var/lib/cni", "/var/lib/containers"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make a mount point: %w", err)
 		}

@@ -247,10 +247,11 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, c kube.Container) (*Contai
 	}
 	ctr := &Container{Container: c}
 	ctr.Config = &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name}, Image: &runtimeapi.ImageSpec{Image: spec.Image},
+		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name}, Image: &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.Image},
 		Command: spec.Command, Args: spec.Args, LogPath: c.Name + ".log",
 		Labels: map[string]string{cri.LabelContainerName: c.Name, cri.LabelPodName: p.Spec.Name, cri.LabelPodNamespace: p.Spec.Namespace, cri.LabelPodUID: string(p.Spec.UID)},
-		Linux:  &runtimeapi.LinuxContainerConfig{Resources: Resources(c.Asked)},
+		Linux: &runtimeapi.LinuxContainerConfig{Resources: Resources(c.Asked), SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			NamespaceOptions: p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
 	}
 	k.step("CreateContainer")
 	res, err := k.CRI.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.SandboxID, Config: ctr.Config, SandboxConfig: p.Config})

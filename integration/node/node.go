@@ -24,6 +24,7 @@ type Options struct {
 	Policy string   // content of the policy file; "" for the built-in policy
 	Mode   string   // "" for enforce
 	Door   string   // CRI or NRI; "" for CRI
+	CRIO   bool     // CRI-O in place of containerd; the door is NRI
 	Args   []string // further arguments of the door
 	Env    []string // environment of the door
 }
@@ -34,26 +35,40 @@ const (
 	NRI = "nri" // the plugin
 )
 
+// Runtime is what a door belongs to: the lab's containerd or CRI-O.
+type Runtime interface {
+	Socket() string
+	NRISocket() string
+}
+
 // Node is a running node.
 type Node struct {
 	Lab        *lab.Lab
-	Containerd *lab.Containerd
-	Kubelet    *Kubelet // talks to the proxy, or to containerd where the door is NRI
-	Direct     *lab.CRI // talks to containerd
+	Containerd *lab.Containerd // or
+	CRIO       *lab.CRIO
+	Kubelet    *Kubelet // talks to the proxy, or to the runtime where the door is NRI
+	Direct     *lab.CRI // talks to the runtime
 	Control    *control.Client
 
-	opts  Options
-	dir   string
-	proxy *lab.Process
+	runtime Runtime
+	opts    Options
+	dir     string
+	proxy   *lab.Process
 }
 
-// Start starts containerd and the door.
+// Start starts the runtime and the door.
 func Start(ctx context.Context, l *lab.Lab, opts Options) (*Node, error) {
-	c, err := l.StartContainerd(ctx, lab.ContainerdOptions{})
+	var r Runtime
+	var err error
+	if opts.CRIO {
+		r, err = l.StartCRIO(ctx)
+	} else {
+		r, err = l.StartContainerd(ctx, lab.ContainerdOptions{})
+	}
 	if err != nil {
 		return nil, err
 	}
-	n, err := Behind(ctx, l, c, opts)
+	n, err := Behind(ctx, l, r, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -65,9 +80,11 @@ func Start(ctx context.Context, l *lab.Lab, opts Options) (*Node, error) {
 	return n, err
 }
 
-// Behind starts the proxy in front of a containerd that runs already, for a real kubelet: there is no Node.Kubelet.
-func Behind(ctx context.Context, l *lab.Lab, c *lab.Containerd, opts Options) (*Node, error) {
-	n := &Node{Lab: l, Containerd: c, opts: opts, dir: filepath.Join(l.Dir(), "tideline")}
+// Behind starts the door of a runtime that runs already, for a real kubelet: there is no Node.Kubelet.
+func Behind(ctx context.Context, l *lab.Lab, r Runtime, opts Options) (*Node, error) {
+	n := &Node{Lab: l, runtime: r, opts: opts, dir: filepath.Join(l.Dir(), "tideline")}
+	n.Containerd, _ = r.(*lab.Containerd)
+	n.CRIO, _ = r.(*lab.CRIO)
 	if err := os.MkdirAll(n.dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the proxy's folder: %w", err)
 	}
@@ -81,14 +98,14 @@ func Behind(ctx context.Context, l *lab.Lab, c *lab.Containerd, opts Options) (*
 		return nil, err
 	}
 	var err error
-	n.Direct, err = lab.DialCRI(c.Socket())
+	n.Direct, err = lab.DialCRI(r.Socket())
 	return n, err
 }
 
 // Socket is where a kubelet finds its runtime.
 func (n *Node) Socket() string {
 	if n.opts.Door == NRI {
-		return n.Containerd.Socket()
+		return n.runtime.Socket()
 	}
 	return filepath.Join(n.dir, "cri.sock")
 }
@@ -120,9 +137,9 @@ func (n *Node) StartProxy(ctx context.Context) error {
 	args := []string{"--run-dir", n.RunDir(), "--log-level", "debug"}
 	if n.opts.Door == NRI {
 		name, program = "plugin", own.Plugin
-		args = append(args, "--nri-socket", n.Containerd.NRISocket())
+		args = append(args, "--nri-socket", n.runtime.NRISocket())
 	} else {
-		args = append(args, "--listen", "unix://"+n.Socket(), "--runtime-endpoint", "unix://"+n.Containerd.Socket())
+		args = append(args, "--listen", "unix://"+n.Socket(), "--runtime-endpoint", "unix://"+n.runtime.Socket())
 	}
 	if n.opts.Policy != "" {
 		args = append(args, "--policy", n.PolicyFile())

@@ -88,11 +88,15 @@ func properties(r policy.Resources) []string {
 	return out
 }
 
-// scope gives the cgroup of a container that is named by its pod's slice and its ID, as containerd calls it. Other
-// cgroups stay what they are.
+// scope gives the cgroup of a container that is named by its pod's cgroup and its ID, as its runtime and cgroup driver
+// call it. Other cgroups stay what they are.
 func scope(cgroup string) string {
-	if dir, id := path.Split(cgroup); strings.HasSuffix(strings.TrimSuffix(dir, "/"), ".slice") && !strings.Contains(id, ".") {
+	dir, id := path.Split(cgroup)
+	if strings.HasSuffix(strings.TrimSuffix(dir, "/"), ".slice") && !strings.Contains(id, ".") {
 		return filepath.Join(dir, "cri-containerd-"+id+".scope")
+	}
+	if _, err := os.Stat(lab.CgroupFile("cpu", dir+"crio-"+id, "")); err == nil {
+		return dir + "crio-" + id
 	}
 	return cgroup
 }

@@ -25,6 +25,8 @@ var proofs = map[string]string{
 	"conntrack":      "/usr/sbin/conntrack",
 	"iproute2":       "/usr/bin/ip",
 	"e2fsprogs":      "/usr/sbin/mke2fs",
+	"libglib2.0-0":   "/usr/share/doc/libglib2.0-0/copyright",
+	"libsystemd0":    "/usr/share/doc/libsystemd0/copyright",
 }
 
 // Install installs those of the named Debian packages that are missing.

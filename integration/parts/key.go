@@ -80,6 +80,10 @@ func recipeFor(root string, p Part) (recipe, error) {
 	if r.version, err = requiredVersion(mod, p.Module); err != nil {
 		return r, fmt.Errorf("read the version of %s in %s: %w", p.Name, filepath.Join(dir, "go.mod"), err)
 	}
+	if p.CFolder != "" {
+		r.Args = cArgs()
+		return r, nil
+	}
 	major, rest, _ := strings.Cut(r.version, ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	r.Args = goArgs(p, strings.NewReplacer("VERSION", r.version, "MAJOR", major, "MINOR", minor).Replace(p.LDFlags))
@@ -127,6 +131,10 @@ func goArgs(p Part, ldflags string) []string {
 	}
 	return args
 }
+
+// cArgs are the arguments of gcc that build a C program, but for the output
+// file and the sources.
+func cArgs() []string { return []string{"-std=c99", "-O2", "-static", "-s"} }
 
 // requiredVersion returns the version of module in a go.mod, without its v.
 func requiredVersion(mod []byte, module string) (string, error) {

@@ -35,6 +35,10 @@ type Part struct {
 	// Folder is the folder below integration with the sources of a program
 	// of this repository that uses the standard library only.
 	Folder string
+	// CFolder is a folder of Module with the C sources of a program, in place
+	// of Package. A field that most parts lack is left out of the key, or all
+	// parts would be built anew.
+	CFolder string `json:",omitempty"`
 	// Cgo says that the program needs a C compiler.
 	Cgo bool
 	// Tags are build tags.
@@ -58,6 +62,7 @@ const (
 	containerdCmd = "github.com/containerd/containerd/v2/cmd/"
 	cniPlugins    = "github.com/containernetworking/plugins/plugins/"
 	kubernetesCmd = "k8s.io/kubernetes/cmd/"
+	crioModule    = "github.com/cri-o/cri-o"
 
 	containerdFlags = "-X github.com/containerd/containerd/v2/version.Version=VERSION"
 	cniFlags        = "-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=vVERSION"
@@ -107,6 +112,17 @@ func All() []Part {
 			LDFlags: "-X sigs.k8s.io/cri-tools/pkg/version.Version=VERSION", Cold: "1 min"},
 		{Name: "critest", Project: "cri-tools", Module: "sigs.k8s.io/cri-tools",
 			Package: "sigs.k8s.io/cri-tools/cmd/critest", TestBinary: true, Cold: "1 min"},
+		// Static as runc is. The tags leave out libraries that Debian has and
+		// no test needs: gpgme (signatures), btrfs, ostree.
+		{Name: "crio", Project: "cri-o", Module: crioModule, Package: crioModule + "/cmd/crio", Cgo: true,
+			Tags: "containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs btrfs_noversion" +
+				" exclude_graphdriver_devicemapper seccomp sqlite_omit_load_extension netgo osusergo",
+			LDFlags:      "-extldflags -static",
+			NeedsToBuild: []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}, Cold: "6 min"},
+		{Name: "pinns", Project: "cri-o", Module: crioModule, CFolder: "pinns/src",
+			NeedsToBuild: []string{"gcc", "libc6-dev"}, Cold: "10 s"},
+		{Name: "conmon", DebianPackage: "conmon", DebianFile: "usr/bin/conmon",
+			NeedsToRun: []string{"libglib2.0-0", "libsystemd0"}, Cold: "5 s"},
 		kubernetes("kubelet", "6 min", "iptables", "mount"),
 		{Name: "etcd", Project: "etcd", Module: "go.etcd.io/etcd/server/v3",
 			Package: "go.etcd.io/etcd/server/v3", Cold: "1 min"},
@@ -122,6 +138,12 @@ func All() []Part {
 func ContainerRuntime() []string {
 	return append([]string{"containerd", "containerd-shim-runc-v2", "runc", "ctr",
 		"bridge", "loopback", "host-local", "portmap"}, Images()...)
+}
+
+// CRIO names what a node needs to run pods through CRI-O, with the programs
+// inside the images.
+func CRIO() []string {
+	return append([]string{"crio", "pinns", "conmon", "runc", "bridge", "loopback", "host-local", "portmap"}, Images()...)
 }
 
 // Images names the programs inside the local images.

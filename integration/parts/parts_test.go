@@ -43,7 +43,7 @@ func TestEveryPartHasARecipe(t *testing.T) {
 			}
 		}
 	}
-	for _, set := range [][]string{ContainerRuntime(), Images(), ControlPlane()} {
+	for _, set := range [][]string{ContainerRuntime(), CRIO(), Images(), ControlPlane()} {
 		for _, name := range set {
 			if !seen[name] {
 				t.Errorf("part %s is in a set and not in the table", name)

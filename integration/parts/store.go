@@ -3,6 +3,7 @@ package parts
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -179,9 +180,12 @@ func (s *Store) build(ctx context.Context, path string, r recipe) error {
 		return fmt.Errorf("make a folder to build in: %w", err)
 	}
 	defer os.RemoveAll(temp)
-	if r.Part.DebianPackage != "" {
+	switch {
+	case r.Part.DebianPackage != "":
 		err = s.unpack(ctx, r.Part, temp)
-	} else {
+	case r.Part.CFolder != "":
+		err = s.compileC(ctx, r, filepath.Join(temp, name))
+	default:
 		err = s.compile(ctx, r, filepath.Join(temp, name))
 	}
 	if err != nil {
@@ -199,26 +203,57 @@ func (s *Store) build(ctx context.Context, path string, r recipe) error {
 
 // compile runs the go command for r.
 func (s *Store) compile(ctx context.Context, r recipe, out string) error {
+	cmd, err := s.goCommand(ctx, r.Part, append(slices.Clone(r.Args), "-o", out, r.Part.Package)...)
+	if err != nil {
+		return err
+	}
+	return run(cmd)
+}
+
+// compileC runs gcc on the C sources in the module of r, which go.sum pins as
+// it does the Go ones.
+func (s *Store) compileC(ctx context.Context, r recipe, out string) error {
+	cmd, err := s.goCommand(ctx, r.Part, "mod", "download", "-json", r.Part.Module)
+	if err != nil {
+		return err
+	}
+	// {"Path": "github.com/cri-o/cri-o", "Dir": "/root/go/pkg/mod/github.com/cri-o/cri-o@v1.34.0", …}
+	b, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("download module %s: %w: %s", r.Part.Module, err, b)
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(b, &module); err != nil {
+		return fmt.Errorf("download module %s: %w", r.Part.Module, err)
+	}
+	sources, err := filepath.Glob(filepath.Join(module.Dir, r.Part.CFolder, "*.c"))
+	if err != nil {
+		return err
+	}
+	return run(exec.CommandContext(ctx, "gcc", append(append(slices.Clone(r.Args), "-o", out), sources...)...))
+}
+
+// goCommand is a go command in the module that p is built from.
+func (s *Store) goCommand(ctx context.Context, p Part, args ...string) (*exec.Cmd, error) {
 	goCmd, err := exec.LookPath("go")
 	if err != nil {
-		return fmt.Errorf("find the go command: %w", err)
+		return nil, fmt.Errorf("find the go command: %w", err)
 	}
 	dir := s.root
-	if r.Part.Project != "" {
-		dir = filepath.Join(s.root, "tools", r.Part.Project)
+	if p.Project != "" {
+		dir = filepath.Join(s.root, "tools", p.Project)
 	}
-	args := append(slices.Clone(r.Args), "-o", out, r.Part.Package)
 	cmd := exec.CommandContext(ctx, goCmd, args...)
 	cmd.Dir = dir
 	cgo := "0"
-	if r.Part.Cgo {
+	if p.Cgo {
 		cgo = "1"
 	}
 	// GOFLAGS of the user could choose other sources (-mod, -modfile) or
 	// another kind of program (-race) than the key says.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOOS=linux", "GOARCH="+runtime.GOARCH,
 		"GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "PWD="+dir)
-	return run(cmd)
+	return cmd, nil
 }
 
 // run runs a command to its end; its output is in the error.

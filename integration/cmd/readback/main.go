@@ -55,7 +55,8 @@ func read(id string) (container, error) {
 	}
 	for _, proc := range procs {
 		b, err := os.ReadFile(proc)
-		if err != nil || !strings.Contains(string(b), id) {
+		// CRI-O's monitor of a container has a cgroup beside it.
+		if err != nil || !strings.Contains(strings.ReplaceAll(string(b), "crio-conmon-"+id, ""), id) {
 			continue
 		}
 		c := container{Files: map[string]string{}, Pod: map[string]string{}}
