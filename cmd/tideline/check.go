@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/preflight"
+	"github.com/tideline-io/tideline/internal/units"
 )
 
 // Report is the JSON of `tideline check`. Fields are only ever added.
@@ -25,7 +27,7 @@ type Report struct {
 
 func (c *cli) check() *cobra.Command {
 	cfg := preflight.Config{Root: c.root}
-	var output, runDir, wanted string
+	var output, runDir, wanted, policyFile string
 	cmd := &cobra.Command{
 		Use: "check", Short: "Check whether this node is ready, and say what to change",
 		Long: `Check reads this node and judges it line by line:
@@ -54,6 +56,7 @@ It changes nothing. It exits with 0 when there is no fix line, else with 1. Run 
 			}
 			cfg.JournalDir = filepath.Join(runDir, "journal")
 			facts := preflight.Gather(cfg)
+			facts.Policy = c.policyFacts(policyFile)
 			facts.Door = doorErr == nil && (wanted == "" || wanted == door.Door)
 			if which == "nri" {
 				facts.NRI = pluginFacts(door)
@@ -78,6 +81,7 @@ It changes nothing. It exits with 0 when there is no fix line, else with 1. Run 
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.KubeletConfig, "kubelet-config", "", "the kubelet's configuration file (default: that of the running kubelet, else "+preflight.DefaultKubeletConfig+")")
+	f.StringVar(&policyFile, "policy", "", "policy file (default: "+hostPolicy+", else the built-in policy)")
 	f.StringVar(&cfg.RuntimeEndpoint, "runtime-endpoint", "unix:///run/containerd/containerd.sock", "CRI socket of the runtime")
 	f.StringVar(&cfg.ProxyEndpoint, "proxy-endpoint", "unix://"+control.DefaultRunDir+"/cri.sock", "CRI socket of the proxy, where no door tells its own")
 	f.StringVar(&wanted, "door", "", "cri or nri: the door that this node is to have (default: the one that runs, else cri)")
@@ -85,6 +89,19 @@ It changes nothing. It exits with 0 when there is no fix line, else with 1. Run 
 	c.controlFlag(cmd)
 	outputFlag(cmd, &output)
 	return cmd
+}
+
+// policyFacts tells what the policy reserves.
+func (c *cli) policyFacts(file string) preflight.Policy {
+	spec, err := c.policy(file, true)
+	if err != nil {
+		return preflight.Policy{Error: err.Error()}
+	}
+	reserved, err := units.ParseCPUs(spec.Spec.ReservedCPUs)
+	if err != nil {
+		return preflight.Policy{Error: err.Error()}
+	}
+	return preflight.Policy{Source: spec.source.Source, Reserved: reserved}
 }
 
 // askRuntime calls Version and RuntimeConfig; a runtime that lacks the latter (containerd before 2.0) leaves the driver out.
@@ -119,7 +136,7 @@ func (r Report) text(width int) string {
 	var rows [][]string
 	for _, l := range r.Lines {
 		count[l.Level]++
-		found := l.Found
+		found := strings.Join(append([]string{l.Found}, l.More...), "\n  ")
 		if l.Change != "" {
 			found += "\n-> " + l.Change
 		}

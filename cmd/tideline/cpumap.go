@@ -526,6 +526,22 @@ func (d *drawing) legend(o owners) {
 		row(u.sign, text, cpus)
 		colors[u.sign] = u.color
 	}
+	// Signs tell whose a CPU is; the pools as they are may have it nevertheless.
+	pools := o.ls.Union(o.be)
+	for _, of := range []struct {
+		use
+		text string
+	}{{useReserved, "reserved, yet in a pool"}, {useKubelet, "given out, yet in a pool"}} {
+		var both []int
+		for cpu, m := range d.uses {
+			if m.use == of.use && pools.Contains(cpu) {
+				both = append(both, cpu)
+			}
+		}
+		if len(both) > 0 {
+			row("", of.text, cpuset.New(both...))
+		}
+	}
 	lent := cpuset.New()
 	for _, a := range o.assigned {
 		if a.tier != v1alpha1.LSE {

@@ -1,17 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/hostfs"
 	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
+	"github.com/tideline-io/tideline/internal/preflight"
 	"github.com/tideline-io/tideline/internal/units"
 )
 
@@ -26,11 +29,21 @@ type CPUReport struct {
 	NUMANodes  []ReportedNode `json:"numaNodes"` // the online ones, by ID; none without NUMA
 	Offline    string         `json:"offline"`
 	Isolated   string         `json:"isolated"`
-	Reserved   string         `json:"reserved"` // of those that are online
+	Reserved   string         `json:"reserved"` // by policy or kubelet, of those that are online
+	ReservedBy ReservedBy     `json:"reservedBy"`
 	Pools      ReportedPools  `json:"pools"`
-	Kubelet    *string        `json:"kubelet"`  // exclusive CPUs of its static CPU manager; null where they are not known
-	Pods       []ReportedPod  `json:"pods"`     // with CPUs of their own; null where they are not known
-	Problems   []string       `json:"problems"` // what is not as it should be, "WHERE: why"
+	CPUManager *string        `json:"cpuManager"` // the kubelet's policy, "none" or "static"; null where it is not known
+	Kubelet    *string        `json:"kubelet"`    // exclusive CPUs of its static CPU manager; null where they are not known
+	Pods       []ReportedPod  `json:"pods"`       // with CPUs of their own; null where they are not known
+	Problems   []string       `json:"problems"`   // what is not as it should be, "WHERE: why"
+
+	aboutKubelet string
+}
+
+// ReservedBy is who reserves which CPUs, as it is written there.
+type ReservedBy struct {
+	Policy  string  `json:"policy"`
+	Kubelet *string `json:"kubelet"` // reservedSystemCPUs; null where they are not known
 }
 
 // ReportedCPU is one CPU. A number that the kernel does not tell is -1.
@@ -84,7 +97,8 @@ func (c *cli) cpus() *cobra.Command {
 what the signs are. It asks no door and changes nothing.
 
 The machine is this one, or the one whose "tideline snapshot" is given with --node-facts. The policy, for reserved CPUs
-and pools, is that of --policy, else /etc/tideline/policy.yaml where this machine has it, else the built-in one.
+and pools, is that of --policy, else /etc/tideline/policy.yaml where this machine has it, else the built-in one. What the
+kubelet reserves and what its CPU manager gave to pods is read on this machine only: a snapshot does not hold it.
 
 Pods with CPUs of their own are not shown yet: nothing places them.`,
 		Example: `  tideline cpus
@@ -108,7 +122,12 @@ Pods with CPUs of their own are not shown yet: nothing places them.`,
 			if err != nil {
 				return err
 			}
-			r, o, err := reportCPUs(facts, source, spec)
+			var k *preflight.Kubelet
+			if nodeFile == "" {
+				read := preflight.ReadKubelet(c.root, "")
+				k = &read
+			}
+			r, o, err := reportCPUs(facts, source, spec, k)
 			if err != nil {
 				return err
 			}
@@ -168,8 +187,9 @@ func topologyProblems(f hostfs.Facts) []string {
 	return problems
 }
 
-// reportCPUs puts the topology and what the policy gives together. Placements are nobody's yet.
-func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource) (CPUReport, owners, error) {
+// reportCPUs puts the topology, what the policy gives and what the kubelet took together; k is nil for a machine that is
+// not this one. Placements are nobody's yet.
+func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource, k *preflight.Kubelet) (CPUReport, owners, error) {
 	p, err := policy.Compile(spec.Spec)
 	if err != nil {
 		return CPUReport{}, owners{}, err
@@ -179,8 +199,21 @@ func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource) (CPURe
 		return CPUReport{}, owners{}, err
 	}
 	o := owners{reserved: reserved.Intersection(f.Node.Online), ls: p.LSPool(f.Node), be: p.BEPool(f.Node)}
+	kubelet := readKubeletCPUs(k)
+	problems := kubelet.problems(f.Node.Online, reserved, o.ls.Union(o.be))
+	if kubelet.reserved != nil {
+		o.reserved = o.reserved.Union(kubelet.reserved.Intersection(f.Node.Online))
+	}
+	if kubelet.exclusive != nil {
+		o.foreign = *kubelet.exclusive
+	}
 	r := newCPUReport(f.Topology(), o)
-	r.Node, r.Policy, r.Problems = source, spec.source, topologyProblems(f)
+	r.Node, r.Policy, r.Problems = source, spec.source, append(problems, topologyProblems(f)...)
+	r.ReservedBy = ReservedBy{Policy: units.FormatCPUs(reserved), Kubelet: listOf(kubelet.reserved)}
+	r.Kubelet, r.aboutKubelet = listOf(kubelet.exclusive), kubelet.describe()
+	if kubelet.manager != "" {
+		r.CPUManager = &kubelet.manager
+	}
 	if lost := reserved.Difference(f.Node.Online); !lost.IsEmpty() {
 		r.Problems = append(r.Problems, fmt.Sprintf("spec.reservedCPUs of the policy: CPUs %s are not online", lost))
 	}
@@ -192,6 +225,104 @@ func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource) (CPURe
 		}
 	}
 	return r, o, nil
+}
+
+func listOf(set *cpuset.CPUSet) *string {
+	if set == nil {
+		return nil
+	}
+	list := units.FormatCPUs(*set)
+	return &list
+}
+
+// kubeletCPUs is what the kubelet has of the CPUs; nil is not known.
+type kubeletCPUs struct {
+	here      bool   // it is this machine's
+	manager   string // the configured policy of its CPU manager, "" where it is not known
+	why       string // why what is not known is so
+	state     preflight.CPUManager
+	where     string // what set reserved
+	reserved  *cpuset.CPUSet
+	exclusive *cpuset.CPUSet
+}
+
+func readKubeletCPUs(k *preflight.Kubelet) kubeletCPUs {
+	if k == nil {
+		return kubeletCPUs{why: "a snapshot does not hold it"}
+	}
+	out := kubeletCPUs{here: true, why: k.Error, state: k.Manager}
+	switch m := k.Manager; {
+	case m.Error != "":
+		out.why = m.Error
+	case m.Exists || k.Error == "": // without a state file it gave nothing away
+		out.exclusive = &m.State.Exclusive
+	}
+	if k.Error != "" {
+		return out
+	}
+	out.manager = k.ManagerPolicy()
+	reserved, where, err := k.Reserved()
+	if err != nil {
+		out.why = err.Error()
+		return out
+	}
+	out.reserved, out.where = &reserved, where
+	return out
+}
+
+// describe is a line for people.
+func (k kubeletCPUs) describe() string {
+	text := "not known: " + k.why
+	if k.manager != "" {
+		text = "CPU manager " + k.manager
+	} else if k.exclusive == nil {
+		return text
+	}
+	if k.exclusive != nil && !k.exclusive.IsEmpty() {
+		text += fmt.Sprintf(", gave CPUs %s to %s", briefList(*k.exclusive), plural(k.state.State.Pods, "pod", "pods"))
+	}
+	if k.reserved != nil {
+		text += ", reserves " + cmp.Or(briefList(*k.reserved), "no CPUs")
+	}
+	return text
+}
+
+// briefList is the begin of a list in a sentence. The drawing has all of it.
+func briefList(set cpuset.CPUSet) string {
+	lines := fold(shortList(set), 40)
+	if len(lines) > 1 {
+		lines[0] += "…"
+	}
+	return lines[0]
+}
+
+// problems are where the kubelet and the pools disagree. The pools are those of the policy, which knows its own reserved
+// CPUs only.
+func (k kubeletCPUs) problems(online, reserved, pools cpuset.CPUSet) []string {
+	list := []string{}
+	add := func(format string, cpus cpuset.CPUSet) {
+		if !cpus.IsEmpty() {
+			list = append(list, fmt.Sprintf(format, briefList(cpus)))
+		}
+	}
+	if k.here && k.why != "" && (k.manager != "" || k.state.Exists) {
+		list = append(list, k.why)
+	}
+	if s := k.state.State; k.manager != "" && s.Policy != "" && s.Policy != k.manager {
+		list = append(list, fmt.Sprintf("%s: of CPU manager policy %s, and %s is configured", k.state.Path, units.Quote(s.Policy), k.manager))
+	}
+	if k.reserved != nil {
+		add("reservedSystemCPUs of the kubelet, by "+k.where+": the policy does not reserve CPUs %s, so pods of LS and BE run there", k.reserved.Intersection(pools))
+		if k.manager != "none" {
+			add("spec.reservedCPUs of the policy: the kubelet's reservedSystemCPUs lack CPUs %s, so it may give them to pods", reserved.Intersection(online).Difference(*k.reserved))
+		}
+	}
+	if k.exclusive != nil {
+		add(k.state.Path+": CPUs %s are given to pods and in our pools; the cpusets that the kubelet asks for keep others off", k.exclusive.Intersection(pools))
+		add(k.state.Path+": CPUs %s are given to pods, and the policy reserves them", k.exclusive.Intersection(reserved))
+		add(k.state.Path+": CPUs %s are given to pods, and are not online", k.exclusive.Difference(online))
+	}
+	return list
 }
 
 // newCPUReport fills in what topology and owners tell.
@@ -225,6 +356,7 @@ func (r CPUReport) text(t placement.Topology, o owners, s style) string {
 	p := &page{width: s.width}
 	p.labelled("node", 8, r.Node.describe())
 	p.labelled("policy", 8, fmt.Sprintf("%s (%s)", dash(r.Policy.Name), r.Policy.Source))
+	p.labelled("kubelet", 8, r.aboutKubelet)
 	if r.Pods == nil {
 		p.labelled("pods", 8, "none is shown: nothing places them on CPUs of their own yet")
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -10,11 +11,14 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/tools/txtar"
 	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/hostfs"
 	"github.com/tideline-io/tideline/internal/placement"
+	"github.com/tideline-io/tideline/internal/preflight"
 )
 
 const machines = "../../internal/hostfs/testdata/"
@@ -251,6 +255,108 @@ func TestCPUs(t *testing.T) {
 			}
 			if tc.golden != "" {
 				golden(t, tc.golden, visible(replace.Replace(out)))
+			}
+		})
+	}
+}
+
+// liveMachine makes a root of a snapshot, with further files.
+func liveMachine(t *testing.T, name string, files map[string]string) string {
+	t.Helper()
+	archive, err := txtar.ParseFile(machines + name + ".txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at, text := range files {
+		archive.Files = append(archive.Files, txtar.File{Name: at, Data: []byte(text)})
+	}
+	root := t.TempDir()
+	for _, f := range archive.Files {
+		at := filepath.Join(root, f.Name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, f.Data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// What the kubelet has of the CPUs is read on this machine.
+func TestCPUsKubelet(t *testing.T) {
+	t.Parallel()
+	const config, state = "var/lib/kubelet/config.yaml", "var/lib/kubelet/cpu_manager_state"
+	reserve := func(list string) string {
+		return "apiVersion: tideline.io/v1alpha1\nkind: QoSPolicy\nmetadata: {name: mine}\nspec: {reservedCPUs: \"" + list + "\"}\n"
+	}
+	for _, tc := range []struct {
+		name, golden string
+		files        map[string]string
+		json         bool
+		kubelet      string // the line, where there is no golden
+		problems     []string
+	}{
+		{name: "static", golden: "cpus-kubelet.txt", files: map[string]string{
+			hostPolicy: reserve("0,8"), config: "cpuManagerPolicy: static\nreservedSystemCPUs: 0-1\n",
+			state: `{"policyName":"static","defaultCpuSet":"0-4,6,8-9","entries":{"u":{"a":"5","b":"12"}},"checksum":1}`,
+		}},
+		{name: "JSON", golden: "cpus-kubelet.json", json: true, files: map[string]string{
+			hostPolicy: reserve("0,8"), config: "cpuManagerPolicy: static\nreservedSystemCPUs: 0-1\n",
+			state: `{"policyName":"static","defaultCpuSet":"0-4,6,8-9","entries":{"u":{"a":"5","b":"12"}},"checksum":1}`,
+		}},
+		{name: "none, without a state", files: map[string]string{config: "kind: KubeletConfiguration\n"}, kubelet: "CPU manager none, reserves no CPUs"},
+		{name: "no kubelet", kubelet: "not known: read /var/lib/kubelet/config.yaml: no such file or directory"},
+		{name: "agreed", files: map[string]string{
+			hostPolicy: reserve("0,8"), config: "cpuManagerPolicy: static\nreservedSystemCPUs: 0,8\n",
+		}, kubelet: "CPU manager static, reserves 0,8"},
+		{name: "a state that is none", files: map[string]string{config: "cpuManagerPolicy: static\n", state: "{"}, kubelet: "CPU manager static, reserves no CPUs",
+			problems: []string{"/var/lib/kubelet/cpu_manager_state: parse CPU manager state: unexpected end of JSON input"}},
+		{name: "a state of another policy, without a configuration to read", files: map[string]string{
+			config: "kind: Pod\n", state: `{"policyName":"static","entries":{"u":{"a":"5,7"}}}`,
+		}, kubelet: "not known: parse /var/lib/kubelet/config.yaml: kind is Pod, not KubeletConfiguration, gave CPUs 5,7 to 1 pod", problems: []string{
+			"parse /var/lib/kubelet/config.yaml: kind is Pod, not KubeletConfiguration",
+			"/var/lib/kubelet/cpu_manager_state: CPUs 5 are given to pods and in our pools; the cpusets that the kubelet asks for keep others off",
+			"/var/lib/kubelet/cpu_manager_state: CPUs 7 are given to pods, and are not online",
+		}},
+		{name: "a policy that the state is not of", files: map[string]string{config: "kind: KubeletConfiguration\n", state: `{"policyName":"static"}`}, kubelet: "CPU manager none, reserves no CPUs",
+			problems: []string{`/var/lib/kubelet/cpu_manager_state: of CPU manager policy "static", and none is configured`}},
+		{name: "no list", files: map[string]string{config: "reservedSystemCPUs: 0-99999\n"}, kubelet: "CPU manager none",
+			problems: []string{`reservedSystemCPUs of the kubelet, by /var/lib/kubelet/config.yaml: parse "0-99999": want a CPU list such as 0-3,8 with numbers up to 8191`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := &cli{root: liveMachine(t, "offline-isolated", tc.files)}
+			facts, source, err := c.machine("")
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec, err := c.policy("", true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := preflight.ReadKubelet(c.root, "")
+			r, o, err := reportCPUs(facts, source, spec, &k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got bytes.Buffer
+			if tc.json {
+				if err := writeJSON(&got, r); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				got.WriteString(r.text(facts.Topology(), o, style{width: 80}))
+			}
+			if tc.golden != "" {
+				golden(t, tc.golden, strings.ReplaceAll(got.String(), c.root, ""))
+				return
+			}
+			if r.aboutKubelet != tc.kubelet {
+				t.Errorf("kubelet %q, want %q", r.aboutKubelet, tc.kubelet)
+			}
+			if diff := cmp.Diff(tc.problems, r.Problems, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
 			}
 		})
 	}

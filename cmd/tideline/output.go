@@ -158,11 +158,14 @@ func wrap(text string, width int) []string {
 	return append(lines, line)
 }
 
-// wrapLines wraps each line of text by itself.
+// wrapLines wraps each line of text by itself, and keeps its indent.
 func wrapLines(text string, width int) []string {
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {
-		lines = append(lines, wrap(line, width)...)
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		for _, l := range wrap(line, width-len(indent)) {
+			lines = append(lines, indent+l)
+		}
 	}
 	return lines
 }

@@ -2,7 +2,6 @@ package preflight
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path"
 	"path/filepath"
@@ -53,6 +52,9 @@ type process struct {
 // name is the program as it was called: comm holds 15 bytes only, and threads may change it.
 func (p process) name() string { return path.Base(p.args[0]) }
 
+// maxCmdline is above what a kubelet is called with. Others may have megabytes.
+const maxCmdline = 32 << 10
+
 // processes lists what runs, by PID. A process that ends meanwhile is left out.
 func processes(procRoot string) []process {
 	entries, err := os.ReadDir(procRoot)
@@ -66,7 +68,7 @@ func processes(procRoot string) []process {
 			continue
 		}
 		dir := filepath.Join(procRoot, e.Name())
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		cmdline, err := readHead(filepath.Join(dir, "cmdline"), maxCmdline)
 		if err != nil {
 			continue
 		}
@@ -81,58 +83,6 @@ func processes(procRoot string) []process {
 		out = append(out, process{dir: dir, pid: pid, args: args})
 	}
 	slices.SortFunc(out, func(a, b process) int { return a.pid - b.pid })
-	return out
-}
-
-// inKubepods says whether a process is in a pod's cgroup in any hierarchy:
-//
-//	0::/kubepods.slice/kubepods-burstable.slice/…
-//	5:memory:/kubepods/besteffort/pod1234/abcd
-func (p process) inKubepods() bool {
-	data, err := os.ReadFile(filepath.Join(p.dir, "cgroup"))
-	return err == nil && bytes.Contains(data, []byte("kubepods"))
-}
-
-// comm is the short name, fit for a list; titles that programs write over their arguments ("sshd: user") are not.
-func (p process) comm() string {
-	data, err := os.ReadFile(filepath.Join(p.dir, "comm"))
-	if name := strings.TrimSpace(string(data)); err == nil && name != "" {
-		return name
-	}
-	return p.name()
-}
-
-// hostProcesses counts what runs outside kubepods.
-func hostProcesses(all []process) HostProcesses {
-	count := map[string]int{}
-	var out HostProcesses
-	for _, p := range all {
-		if !p.inKubepods() {
-			out.Count++
-			count[p.comm()]++
-		}
-	}
-	names := make([]string, 0, len(count))
-	for name := range count {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		if count[a] != count[b] {
-			return count[b] - count[a]
-		}
-		return strings.Compare(a, b)
-	})
-	const shown = 5
-	for i, name := range names {
-		if i == shown {
-			out.Names = append(out.Names, "…")
-			break
-		}
-		if n := count[name]; n > 1 {
-			name = fmt.Sprintf("%s (%d)", name, n)
-		}
-		out.Names = append(out.Names, name)
-	}
 	return out
 }
 

@@ -3,6 +3,7 @@ package preflight
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -66,28 +67,101 @@ func readSocket(root, endpoint string) Socket {
 	return s
 }
 
-// readKubelet puts the configuration together as the kubelet does: file, drop-ins in the order of their paths, flags.
-func readKubelet(root, file string, all []process) Kubelet {
-	var args []string
+// ReadKubelet reads the kubelet's part alone. The file is "" for that of the running kubelet, else DefaultKubeletConfig.
+func ReadKubelet(root, file string) Kubelet {
+	return readKubelet(root, file, processes(filepath.Join(root, "proc")))
+}
+
+// maxFile is above what the kubelet's files and those of procfs hold.
+const maxFile = 1 << 20
+
+var errTooLong = fmt.Errorf("longer than %d bytes", maxFile)
+
+// readFile reads a regular file whose name or text is others': a device or a pipe would have no end.
+func readFile(name string) ([]byte, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, cause(err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("no regular file")
+	}
+	data, err := readHead(name, maxFile+1)
+	if err != nil {
+		return nil, cause(err)
+	}
+	if len(data) > maxFile {
+		return nil, errTooLong
+	}
+	return data, nil
+}
+
+// cause drops the path that the os package adds: it has the injected root in it.
+func cause(err error) error {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		return pe.Err
+	}
+	return err
+}
+
+// readHead reads at most that many bytes.
+func readHead(name string, most int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, most))
+}
+
+// kubeletArgs is how the node's kubelet was called. What a pod or another user names so is none.
+func kubeletArgs(root string, all []process) (args []string) {
+	owner, known := ownerOf(root)
 	for _, p := range all {
-		if p.name() == "kubelet" {
+		if p.name() != "kubelet" || p.inKubepods() {
+			continue
+		}
+		if uid, ok := ownerOf(p.dir); known && ok && uid == owner {
 			args = p.args[1:]
 		}
 	}
+	return args
+}
+
+func ownerOf(name string) (uid uint32, ok bool) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return 0, false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return st.Uid, true
+}
+
+// readKubelet puts the configuration together as the kubelet does: file, drop-ins in the order of their paths, flags.
+func readKubelet(root, file string, all []process) Kubelet {
+	args := kubeletArgs(root, all)
 	k := Kubelet{Path: file}
+	dir, _ := flag(args, "root-dir")
+	k.Manager = readCPUManager(root, dir)
 	if k.Path == "" {
 		k.Path, _ = flag(args, "config")
 	}
 	if k.Path == "" {
 		k.Path = DefaultKubeletConfig
 	}
-	at := k.Path
-	if file == "" { // else it is the operator's own name for it
-		at = filepath.Join(root, k.Path)
+	var data []byte
+	var err error
+	if file == "" {
+		data, err = readFile(filepath.Join(root, k.Path))
+	} else { // the operator's own name for it, which may be a pipe
+		data, err = os.ReadFile(file)
+		err = cause(err)
 	}
-	data, err := os.ReadFile(at)
-	if pe, ok := errors.AsType[*fs.PathError](err); ok {
-		err = fmt.Errorf("read %s: %w", k.Path, pe.Err)
+	if err != nil {
+		err = fmt.Errorf("read %s: %w", k.Path, err)
 	}
 	if err == nil {
 		err = k.read(k.Path, data)
@@ -120,9 +194,9 @@ func (k *Kubelet) dropIns(root, dir string) error {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		data, err := os.ReadFile(name)
+		data, err := readFile(name)
 		if err != nil {
-			return fmt.Errorf("read drop-ins of the kubelet: %w", err)
+			return fmt.Errorf("read drop-ins of the kubelet: %s: %w", filepath.Join(dir, strings.TrimPrefix(name, top)), err)
 		}
 		if err := k.read(filepath.Join(dir, strings.TrimPrefix(name, top)), data); err != nil {
 			return err

@@ -13,25 +13,27 @@ const DefaultKubeletConfig = "/var/lib/kubelet/config.yaml"
 
 // KubeletConfig is the part of kubelet.config.k8s.io/v1beta1 KubeletConfiguration that concerns us.
 type KubeletConfig struct {
-	CgroupDriver             string          `json:"cgroupDriver"`
-	CgroupsPerQOS            *bool           `json:"cgroupsPerQOS"`
-	ContainerRuntimeEndpoint string          `json:"containerRuntimeEndpoint"`
-	CPUManagerPolicy         string          `json:"cpuManagerPolicy"`
-	MemoryManagerPolicy      string          `json:"memoryManagerPolicy"`
-	TopologyManagerPolicy    string          `json:"topologyManagerPolicy"`
-	MemoryThrottlingFactor   *float64        `json:"memoryThrottlingFactor"`
-	MemoryReservationPolicy  string          `json:"memoryReservationPolicy"`
-	FailCgroupV1             *bool           `json:"failCgroupV1"`
-	ReservedSystemCPUs       string          `json:"reservedSystemCPUs"`
-	FeatureGates             map[string]bool `json:"featureGates"`
+	CgroupDriver             string            `json:"cgroupDriver"`
+	CgroupsPerQOS            *bool             `json:"cgroupsPerQOS"`
+	ContainerRuntimeEndpoint string            `json:"containerRuntimeEndpoint"`
+	CPUManagerPolicy         string            `json:"cpuManagerPolicy"`
+	CPUManagerPolicyOptions  map[string]string `json:"cpuManagerPolicyOptions"`
+	MemoryManagerPolicy      string            `json:"memoryManagerPolicy"`
+	TopologyManagerPolicy    string            `json:"topologyManagerPolicy"`
+	MemoryThrottlingFactor   *float64          `json:"memoryThrottlingFactor"`
+	MemoryReservationPolicy  string            `json:"memoryReservationPolicy"`
+	FailCgroupV1             *bool             `json:"failCgroupV1"`
+	ReservedSystemCPUs       string            `json:"reservedSystemCPUs"`
+	FeatureGates             map[string]bool   `json:"featureGates"`
 }
 
 // Kubelet is the kubelet's effective configuration: defaults, its file, drop-ins, then flags.
 type Kubelet struct {
-	Path   string // the file; drop-ins and flags say so in where
-	Config KubeletConfig
-	Error  string // why there is no configuration
-	set    map[string]string
+	Path    string // the file; drop-ins and flags say so in where
+	Config  KubeletConfig
+	Error   string // why there is no configuration
+	Manager CPUManager
+	set     map[string]string
 }
 
 // where tells what set a field, by its key in the file.
@@ -93,6 +95,14 @@ func (k *Kubelet) flags(args []string) {
 			k.from(f.key, "flag --"+name)
 		}
 	}
+	for _, option := range options(args, "cpu-manager-policy-options") {
+		if name, value, ok := strings.Cut(option, "="); ok {
+			if k.Config.CPUManagerPolicyOptions == nil {
+				k.Config.CPUManagerPolicyOptions = map[string]string{}
+			}
+			k.Config.CPUManagerPolicyOptions[name] = value
+		}
+	}
 	for name, f := range truth {
 		for _, arg := range args {
 			v, ok := strings.CutPrefix(strings.TrimLeft(arg, "-"), name)
@@ -111,6 +121,15 @@ func (k *Kubelet) flags(args []string) {
 
 // flag finds the last --name=value or --name value.
 func flag(args []string, name string) (value string, ok bool) {
+	all := options(args, name)
+	if len(all) == 0 {
+		return "", false
+	}
+	return all[len(all)-1], true
+}
+
+// options finds the values of a flag that may be given several times.
+func options(args []string, name string) (values []string) {
 	for i, arg := range args {
 		if !strings.HasPrefix(arg, "-") {
 			continue
@@ -119,12 +138,12 @@ func flag(args []string, name string) (value string, ok bool) {
 		switch {
 		case n != name:
 		case has:
-			value, ok = v, true
+			values = append(values, v)
 		case i+1 < len(args):
-			value, ok = args[i+1], true
+			values = append(values, args[i+1])
 		}
 	}
-	return value, ok
+	return values
 }
 
 // change says how to set a field where it is set.
@@ -163,8 +182,8 @@ func checkKubelet(f Facts) []Line {
 		lines = append(lines, Line{Check: "kubelet cgroupsPerQOS", Level: Fix, Found: "false, by " + k.where("cgroupsPerQOS") + ": pods have no cgroups of their own",
 			Change: k.change("cgroupsPerQOS", "true", "")})
 	}
+	lines = append(lines, checkCPUManager(f))
 	for _, m := range []struct{ key, value, none, state, why string }{
-		{"cpuManagerPolicy", c.CPUManagerPolicy, "none", "cpu_manager_state", "the kubelet pins Guaranteed pods, so their cpusets stay its own"},
 		{"memoryManagerPolicy", c.MemoryManagerPolicy, "None", "memory_manager_state", "the kubelet binds Guaranteed pods to memory nodes, so their cpusets stay its own"},
 		{"topologyManagerPolicy", c.TopologyManagerPolicy, "none", "", "the kubelet may refuse pods by a topology that the tiers do not know"},
 	} {

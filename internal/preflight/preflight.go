@@ -13,9 +13,10 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/utils/cpuset"
+
 	"github.com/tideline-io/tideline/internal/hostfs"
 	"github.com/tideline-io/tideline/internal/policy"
-	"github.com/tideline-io/tideline/internal/units"
 )
 
 // Level says how a check went.
@@ -34,6 +35,8 @@ type Line struct {
 	Level  Level  `json:"level"`
 	Found  string `json:"found"`
 	Change string `json:"change,omitempty"` // what to do, exactly; "" where there is nothing to do
+	// More is details, a line each.
+	More []string `json:"more,omitempty"`
 }
 
 // NeedsFix says whether any line is Fix.
@@ -46,6 +49,7 @@ type Facts struct {
 	Machine      hostfs.Facts
 	MachineError string // why Machine is not known
 	Kubelet      Kubelet
+	Policy       Policy // is left to the caller
 	Runtime      Runtime
 	Proxy        Socket // what the kubelet should talk to
 	Door         bool   // a door answers on the control socket
@@ -87,13 +91,15 @@ type NRI struct {
 	Error                            string // why it is not connected
 }
 
-// HostProcesses is what runs outside kubepods.
-type HostProcesses struct {
-	Count int
-	Names []string // the most frequent ones, "sshd" or "sshd (3)"
+// Policy is what the node's policy says.
+type Policy struct {
+	Source   string // "built in" or a file
+	Reserved cpuset.CPUSet
+	Error    string // why it is not known
 }
 
-// Check judges the facts. The order is fixed: kernel, cgroups, knobs, sockets, kubelet, other agents, host.
+// Check judges the facts. The order is fixed: kernel, cgroups, knobs, sockets, kubelet, reserved CPUs,
+// other agents, host.
 func Check(f Facts) []Line {
 	lines := []Line{checkKernel(f), checkCgroup(f), checkDriver(f), checkPSI(f)}
 	lines = append(lines, checkKnobs(f)...)
@@ -104,6 +110,7 @@ func Check(f Facts) []Line {
 		lines = append(lines, checkProxy(f)...)
 	}
 	lines = append(lines, checkKubelet(f)...)
+	lines = append(lines, checkReserved(f))
 	lines = append(lines, checkAgents(f), checkHost(f), checkOOM(f), checkJournal(f))
 	return lines
 }
@@ -294,23 +301,6 @@ func checkAgents(f Facts) Line {
 	}
 	return Line{Check: check, Level: Fix, Found: strings.Join(f.Agents, ", ") + ": two writers of one cgroup file undo each other, so the door only observes here",
 		Change: "remove from this node what you don't want, then restart tideline-runtime-proxy"}
-}
-
-func checkHost(f Facts) Line {
-	const check = "host processes"
-	if f.Host.Count == 0 {
-		return ok(check, "none seen outside kubepods")
-	}
-	found := fmt.Sprintf("%d outside kubepods (%s); they are never moved", f.Host.Count, strings.Join(f.Host.Names, ", "))
-	switch reserved := f.Kubelet.Config.ReservedSystemCPUs; {
-	case reserved != "":
-		found += fmt.Sprintf("; to keep pods off the kubelet's reservedSystemCPUs too, set spec.reservedCPUs: %q in the policy", reserved)
-	case f.Machine.Node.Online.Size() >= 4 && len(f.Machine.CPUs) > 0 && !f.Machine.CPUs[0].Siblings.IsEmpty():
-		found += fmt.Sprintf("; to give them the first core, set spec.reservedCPUs: %q in the policy", units.FormatCPUs(f.Machine.CPUs[0].Siblings))
-	case f.Machine.Node.Online.Size() > 0:
-		found += fmt.Sprintf("; %d CPUs are too few to reserve one", f.Machine.Node.Online.Size())
-	}
-	return ok(check, "%s", found)
 }
 
 func checkOOM(f Facts) Line {

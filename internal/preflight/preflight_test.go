@@ -34,6 +34,7 @@ func good() preflight.Facts {
 		},
 		Proxy: preflight.Socket{Endpoint: "unix:///run/tideline/cri.sock", Path: "/run/tideline/cri.sock", Exists: true, IsSocket: true, Mode: fs.ModeSocket | 0o660},
 		Door:  true, OOM: new(true), OOMOf: "containerd", JournalAt: "/run/tideline/journal",
+		Policy: preflight.Policy{Source: "built in"},
 	}
 	f.Kubelet.Path = preflight.DefaultKubeletConfig
 	f.Kubelet.Config.ContainerRuntimeEndpoint = "unix:///run/tideline/cri.sock"
@@ -132,7 +133,7 @@ func TestCheck(t *testing.T) {
 		{"kubelet managers", func(f *preflight.Facts) {
 			f.Kubelet.Config.CPUManagerPolicy, f.Kubelet.Config.MemoryManagerPolicy, f.Kubelet.Config.TopologyManagerPolicy = "static", "Static", "restricted"
 		}, []preflight.Line{
-			{Check: "kubelet cpuManagerPolicy", Level: preflight.Degraded, Found: "static, by default: the kubelet pins Guaranteed pods, so their cpusets stay its own",
+			{Check: "kubelet cpuManagerPolicy", Level: preflight.Degraded, Found: "static, by default: the kubelet pins Guaranteed pods, so their cpusets stay its own; no pod has CPUs of its own",
 				Change: "set cpuManagerPolicy: none in " + file + ", remove cpu_manager_state from the kubelet's root folder, restart the kubelet"},
 			{Check: "kubelet memoryManagerPolicy", Level: preflight.Degraded, Found: "Static, by default: the kubelet binds Guaranteed pods to memory nodes, so their cpusets stay its own",
 				Change: "set memoryManagerPolicy: None in " + file + ", remove memory_manager_state from the kubelet's root folder, restart the kubelet"},
@@ -187,31 +188,157 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+func line(t *testing.T, f preflight.Facts, check string) preflight.Line {
+	t.Helper()
+	for _, l := range preflight.Check(f) {
+		if l.Check == check {
+			return l
+		}
+	}
+	t.Fatalf("no line %q", check)
+	return preflight.Line{}
+}
+
 func TestCheckHost(t *testing.T) {
 	t.Parallel()
+	many := preflight.HostProcesses{Count: 7, Names: []string{"sshd"}}
+	for i := range 7 {
+		many.Groups = append(many.Groups, preflight.HostGroup{Cgroup: fmt.Sprintf("/%d\x1b[31m%s", i, strings.Repeat("x", 99)), CPUs: "0-3", Count: 1})
+	}
+	services := preflight.HostProcesses{Count: 7, Names: []string{"sshd"}, Groups: []preflight.HostGroup{
+		{Cgroup: "/", CPUs: "", Count: 1}, {Cgroup: "/init.scope", CPUs: "0,2", Count: 1},
+		{Cgroup: "/system.slice", CPUs: "0,2", Count: 2}, {Cgroup: "/system.slice", CPUs: "0-3", Count: 3},
+	}}
+	const head = "7 outside kubepods (sshd); they are never moved"
 	for _, tc := range []struct {
-		name     string
-		online   int
-		reserved string
-		want     string
+		name             string
+		online           int
+		version          int
+		policy, reserved string
+		host             preflight.HostProcesses
+		want             string
+		more             []string
 	}{
-		{"advice", 4, "", `7 outside kubepods (sshd); they are never moved; to give them the first core, set spec.reservedCPUs: "0,2" in the policy`},
-		{"few CPUs", 2, "", "7 outside kubepods (sshd); they are never moved; 2 CPUs are too few to reserve one"},
-		{"as the kubelet", 4, "0-1", `7 outside kubepods (sshd); they are never moved; to keep pods off the kubelet's reservedSystemCPUs too, set spec.reservedCPUs: "0-1" in the policy`},
+		{"advice", 4, 2, "", "", services, head + `; 6 may run on CPUs of the pools. Where LSE pods are to have their cores alone, set spec.reservedCPUs: "0,2" in the policy and ` +
+			`keep these off the others, as by systemctl set-property system.slice AllowedCPUs=0,2`,
+			[]string{"/system.slice: 5 processes on CPUs 0-3", "/ (in no cgroup): 1 process, CPUs not known", "/init.scope: 1 process on CPUs 0,2"}},
+		{"reserved", 4, 2, "0,2", "", services, head + `; 3 may run on CPUs of the pools. Where LSE pods are to have their cores alone, ` +
+			`keep these off the others, as by systemctl set-property system.slice AllowedCPUs=0,2`,
+			[]string{"/system.slice: 5 processes on CPUs 0-3, 3 of them in the pools", "/ (in no cgroup): 1 process, CPUs not known", "/init.scope: 1 process on CPUs 0,2, outside the pools"}},
+		{"all off the pools", 4, 2, "0-3", "", services, head,
+			[]string{"/system.slice: 5 processes on CPUs 0-3, outside the pools", "/ (in no cgroup): 1 process, CPUs not known", "/init.scope: 1 process on CPUs 0,2, outside the pools"}},
+		{"few CPUs", 2, 2, "", "", preflight.HostProcesses{Count: 7, Names: []string{"sshd"}, Groups: services.Groups[2:3]},
+			head + "; 2 may run on CPUs of the pools, and 2 CPUs are too few to reserve one", []string{"/system.slice: 2 processes on CPUs 0,2"}},
+		{"as the kubelet, on v1", 4, 1, "", "0-1", preflight.HostProcesses{Count: 7, Names: []string{"sshd"}, Groups: services.Groups[2:3]},
+			head + `; 2 may run on CPUs of the pools. Where LSE pods are to have their cores alone, set spec.reservedCPUs: "0-1" in the policy and CPUAffinity=0-1 in the systemd units of these, but for the runtime's`,
+			[]string{"/system.slice: 2 processes on CPUs 0,2"}},
+		{"many cgroups with names that nobody should see", 2, 2, "0-1", "", many, head, []string{"", "", "", "", "", "and 2 more cgroups, see /proc/PID/cgroup"}},
+		{"CPUs unknown", 0, 2, "", "", services, head, nil},
+		{"nothing", 4, 2, "", "", preflight.HostProcesses{}, "none seen outside kubepods", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			f := good()
-			f.Host = preflight.HostProcesses{Count: 7, Names: []string{"sshd"}}
+			f.Host, f.Machine.Node.CgroupVersion = tc.host, tc.version
 			f.Machine.Node.Online = cpuset.New()
 			for i := range tc.online {
 				f.Machine.Node.Online = f.Machine.Node.Online.Union(cpuset.New(i))
 			}
+			f.Policy.Reserved, _ = cpuset.Parse(tc.policy)
 			f.Kubelet.Config.ReservedSystemCPUs = tc.reserved
-			for _, l := range preflight.Check(f) {
-				if l.Check == "host processes" && l.Found != tc.want {
-					t.Errorf("found %q, want %q", l.Found, tc.want)
+			l := line(t, f, "host processes")
+			if l.Found != tc.want || l.Level != preflight.OK {
+				t.Errorf("found %s %q, want %q", l.Level, l.Found, tc.want)
+			}
+			for i, more := range l.More {
+				if len(more) > 120 || strings.Contains(more, "\x1b") {
+					t.Errorf("a name is not clipped: %q", more)
 				}
+				if i < len(tc.more) && tc.more[i] == "" {
+					l.More[i] = ""
+				}
+			}
+			if diff := cmp.Diff(tc.more, l.More); diff != "" {
+				t.Errorf("more (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCheckReserved(t *testing.T) {
+	t.Parallel()
+	const file = "/var/lib/kubelet/config.yaml"
+	for _, tc := range []struct {
+		name, policy, kubelet, manager string
+		change                         func(*preflight.Facts)
+		want                           preflight.Line
+	}{
+		{"none", "", "", "none", nil, preflight.Line{Level: preflight.OK, Found: "none by the policy (built in), none by the kubelet's reservedSystemCPUs (default)"}},
+		{"agreed", "0-1", "0,1", "static", nil, preflight.Line{Level: preflight.OK, Found: "0-1 by the policy (built in), 0-1 by the kubelet's reservedSystemCPUs (default)"}},
+		{"agreed but for an offline CPU", "0-1,9", "0-1", "static", nil, preflight.Line{Level: preflight.OK, Found: "0-1,9 by the policy (built in), 0-1 by the kubelet's reservedSystemCPUs (default)"}},
+		{"the policy's alone, and nobody pins", "0-1", "", "none", nil, preflight.Line{Level: preflight.OK, Found: "0-1 by the policy (built in), none by the kubelet's reservedSystemCPUs (default); it pins no pods, so that will do"}},
+		{"the policy's alone", "0-1", "", "static", nil, preflight.Line{Level: preflight.Degraded,
+			Found:  "0-1 by the policy (built in), none by the kubelet's reservedSystemCPUs (default); the kubelet may give CPUs 0-1 to pods",
+			Change: `set reservedSystemCPUs: "0-1" in ` + file + ", restart the kubelet"}},
+		{"the policy's alone, and given away", "0-1", "", "static", func(f *preflight.Facts) { f.Kubelet.Manager.State.Exclusive = cpuset.New(1) }, preflight.Line{Level: preflight.Degraded,
+			Found:  "0-1 by the policy (built in), none by the kubelet's reservedSystemCPUs (default); the kubelet may give CPUs 0-1 to pods",
+			Change: `set reservedSystemCPUs: "0-1" in ` + file + ", drain the node, remove cpu_manager_state from the kubelet's root folder, restart the kubelet"}},
+		{"the kubelet's alone", "", "0-1", "none", nil, preflight.Line{Level: preflight.Degraded,
+			Found: "none by the policy (built in), 0-1 by the kubelet's reservedSystemCPUs (default); pods of ours run on CPUs 0-1", Change: `set spec.reservedCPUs: "0-1" in the policy`}},
+		{"each another", "0,9", "1", "static", nil, preflight.Line{Level: preflight.Degraded,
+			Found:  "0,9 by the policy (built in), 1 by the kubelet's reservedSystemCPUs (default); pods of ours run on CPUs 1; the kubelet may give CPUs 0 to pods",
+			Change: `set spec.reservedCPUs: "0-1,9" in the policy; set reservedSystemCPUs: "0-1" in ` + file + ", restart the kubelet"}},
+		{"no list", "0", "x", "none", nil, preflight.Line{Level: preflight.Degraded,
+			Found:  `reservedSystemCPUs of the kubelet, by default: parse "x": want a CPU list such as 0-3,8 with numbers up to 8191`,
+			Change: `set reservedSystemCPUs: "0" in ` + file + ", restart the kubelet"}},
+		{"no policy", "", "", "none", func(f *preflight.Facts) { f.Policy.Error = "read policy: x" }, preflight.Line{Level: preflight.Degraded,
+			Found: "not known: read policy: x", Change: "repair the policy, or name its file with --policy"}},
+		{"no kubelet", "0", "", "none", func(f *preflight.Facts) { f.Kubelet.Error = "x" }, preflight.Line{Level: preflight.OK, Found: "0 by the policy (built in); the kubelet's are not known"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			f := good()
+			f.Policy.Reserved, _ = cpuset.Parse(tc.policy)
+			f.Kubelet.Config.ReservedSystemCPUs, f.Kubelet.Config.CPUManagerPolicy = tc.kubelet, tc.manager
+			if tc.change != nil {
+				tc.change(&f)
+			}
+			tc.want.Check = "reserved CPUs"
+			if diff := cmp.Diff(tc.want, line(t, f, tc.want.Check)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCheckCPUManager(t *testing.T) {
+	t.Parallel()
+	const change = "set cpuManagerPolicy: none in /var/lib/kubelet/config.yaml, remove cpu_manager_state from the kubelet's root folder, restart the kubelet"
+	const pins = "static, by default: the kubelet pins Guaranteed pods, so their cpusets stay its own"
+	const at = "/var/lib/kubelet/cpu_manager_state"
+	for _, tc := range []struct {
+		name, policy string
+		manager      preflight.CPUManager
+		options      map[string]string
+		want         preflight.Line
+	}{
+		{"none", "", preflight.CPUManager{Path: at, Exists: true, State: preflight.CPUState{Policy: "none"}}, nil, preflight.Line{Level: preflight.OK, Found: "none, by default"}},
+		{"gave away", "static", preflight.CPUManager{Path: at, Exists: true, State: preflight.CPUState{Policy: "static", Exclusive: cpuset.New(1, 2, 3), Pods: 2}},
+			map[string]string{"strict-cpu-reservation": "true", "full-pcpus-only": "true", "align-by-socket": "false"},
+			preflight.Line{Level: preflight.Degraded, Found: strings.Replace(pins, "static", "static (full-pcpus-only, strict-cpu-reservation)", 1) + "; CPUs 1-3 are given to 2 pods, and we put no other container there", Change: change}},
+		{"gave none away", "static", preflight.CPUManager{Path: at}, nil, preflight.Line{Level: preflight.Degraded, Found: pins + "; no pod has CPUs of its own", Change: change}},
+		{"not known", "static", preflight.CPUManager{Path: at, Exists: true, Error: at + ": no regular file"}, nil,
+			preflight.Line{Level: preflight.Degraded, Found: pins + "; which CPUs it gave to them is not known: " + at + ": no regular file", Change: change}},
+		{"changed without the state", "none", preflight.CPUManager{Path: at, Exists: true, State: preflight.CPUState{Policy: "static"}}, nil,
+			preflight.Line{Level: preflight.Degraded, Found: "none, by default, and " + at + ` is of policy "static": the kubelet exits over that when it starts`, Change: "drain the node, remove " + at + ", restart the kubelet"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			f := good()
+			f.Kubelet.Config.CPUManagerPolicy, f.Kubelet.Config.CPUManagerPolicyOptions, f.Kubelet.Manager = tc.policy, tc.options, tc.manager
+			tc.want.Check = "kubelet cpuManagerPolicy"
+			if diff := cmp.Diff(tc.want, line(t, f, tc.want.Check)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -248,7 +375,7 @@ func node(t *testing.T, files, processes map[string]string) string {
 		write(dir+"cmdline", strings.ReplaceAll(cmd, " ", "\x00")+"\x00")
 		name := filepath.Base(strings.Fields(cmd)[0])
 		write(dir+"comm", name[:min(len(name), 15)]+"\n")
-		write(dir+"status", "Name:\tx\nCapEff:\t000001fffeffffff\nCapBnd:\t000001ffffffffff\n")
+		write(dir+"status", "Name:\tx\nCapEff:\t000001fffeffffff\nCapBnd:\t000001ffffffffff\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n")
 	}
 	return root
 }
@@ -271,24 +398,26 @@ func TestOtherAgents(t *testing.T) {
 func TestGather(t *testing.T) {
 	t.Parallel()
 	root := node(t, map[string]string{
-		"var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\ncpuManagerPolicy: none\ncontainerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
-		"etc/kubelet.d/20-b.conf":     "kind: KubeletConfiguration\ncpuManagerPolicy: static\nfailCgroupV1: true\n",
-		"etc/kubelet.d/10-a.conf":     "kind: KubeletConfiguration\ncpuManagerPolicy: none\n",
-		"etc/kubelet.d/30.yaml":       "kind: KubeletConfiguration\ncpuManagerPolicy: ignored\n",
-		"run/tideline/journal/a.json": "{}", "run/tideline/journal/a.json.tmp": "{}",
+		"var/lib/kubelet/config.yaml":    "kind: KubeletConfiguration\ncgroupDriver: systemd\ncpuManagerPolicy: none\ncontainerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
+		"etc/kubelet.d/20-b.conf":        "kind: KubeletConfiguration\ncpuManagerPolicy: static\nfailCgroupV1: true\n",
+		"etc/kubelet.d/10-a.conf":        "kind: KubeletConfiguration\ncpuManagerPolicy: none\n",
+		"etc/kubelet.d/30.yaml":          "kind: KubeletConfiguration\ncpuManagerPolicy: ignored\n",
+		"data/kubelet/cpu_manager_state": `{"policyName":"static","defaultCpuSet":"0-1","entries":{"uid":{"app":"2-3"}},"checksum":1}`,
+		"run/tideline/journal/a.json":    "{}", "run/tideline/journal/a.json.tmp": "{}",
 	}, map[string]string{
 		"1": "/sbin/init", "2": "", "20": "/usr/sbin/sshd -D", "21": "/usr/sbin/sshd -D", "22": "/usr/bin/containerd", "30": "/app @kubepods",
-		"23": "/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir /etc/kubelet.d --fail-cgroupv1=false --container-runtime-endpoint=unix:///var/run/tideline/cri.sock",
+		"24": "/tmp/kubelet --config=/dev/zero --root-dir=/dev @kubepods",
+		"23": "/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir /etc/kubelet.d --root-dir=/data/kubelet --cpu-manager-policy-options full-pcpus-only=true --cpu-manager-policy-options=x=0 --fail-cgroupv1=false --container-runtime-endpoint=unix:///var/run/tideline/cri.sock",
 	})
 	f := preflight.Gather(preflight.Config{Root: root, RuntimeEndpoint: "unix:///run/containerd/containerd.sock", ProxyEndpoint: "unix:///run/tideline/cri.sock", JournalDir: "/run/tideline/journal"})
 	if f.Kubelet.Error != "" {
 		t.Fatal(f.Kubelet.Error)
 	}
-	wantConfig := preflight.KubeletConfig{CgroupDriver: "systemd", CPUManagerPolicy: "static", FailCgroupV1: new(false), ContainerRuntimeEndpoint: "unix:///var/run/tideline/cri.sock"}
+	wantConfig := preflight.KubeletConfig{CgroupDriver: "systemd", CPUManagerPolicy: "static", CPUManagerPolicyOptions: map[string]string{"full-pcpus-only": "true", "x": "0"}, FailCgroupV1: new(false), ContainerRuntimeEndpoint: "unix:///var/run/tideline/cri.sock"}
 	if diff := cmp.Diff(wantConfig, f.Kubelet.Config); diff != "" {
 		t.Errorf("kubelet (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(preflight.HostProcesses{Count: 5, Names: []string{"sshd (2)", "containerd", "init", "kubelet"}}, f.Host); diff != "" {
+	if diff := cmp.Diff(preflight.HostProcesses{Count: 5, Names: []string{"sshd (2)", "containerd", "init", "kubelet"}, Groups: []preflight.HostGroup{{Cgroup: "/system.slice", CPUs: "0-3", Count: 5}}}, f.Host); diff != "" {
 		t.Errorf("host processes (-want +got):\n%s", diff)
 	}
 	if f.OOM == nil || *f.OOM || f.OOMOf != "containerd" {
@@ -302,7 +431,7 @@ func TestGather(t *testing.T) {
 		byCheck[l.Check] = l
 	}
 	for _, want := range []preflight.Line{
-		{Check: "kubelet cpuManagerPolicy", Level: preflight.Degraded, Found: "static, by /etc/kubelet.d/20-b.conf: the kubelet pins Guaranteed pods, so their cpusets stay its own",
+		{Check: "kubelet cpuManagerPolicy", Level: preflight.Degraded, Found: "static (full-pcpus-only), by /etc/kubelet.d/20-b.conf: the kubelet pins Guaranteed pods, so their cpusets stay its own; CPUs 2-3 are given to 1 pod, and we put no other container there",
 			Change: "set cpuManagerPolicy: none in /etc/kubelet.d/20-b.conf, remove cpu_manager_state from the kubelet's root folder, restart the kubelet"},
 		{Check: "kubelet containerRuntimeEndpoint", Level: preflight.OK, Found: "unix:///var/run/tideline/cri.sock, by flag --container-runtime-endpoint"},
 	} {
