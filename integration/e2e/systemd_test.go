@@ -140,6 +140,7 @@ func TestDaemonReload(t *testing.T) {
 	})
 	same("pods resized", before, none)
 
+	time.Sleep(8 * time.Second) // a resize has its pod written a last time after 5.2 s
 	systemctl("daemon-reexec")
 	same("daemon-reexec", before, slice)
 
