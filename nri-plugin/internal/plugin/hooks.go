@@ -165,24 +165,14 @@ func (h *hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// UpdatePodSandbox comes before the kubelet writes the pod's cgroup.
+// UpdatePodSandbox comes before the kubelet writes the pod's cgroup. The hook that follows in containerd,
+// PostUpdatePodSandbox, comes before that too, and CRI-O 1.34 has none, so this one serves for both ends.
 func (h *hooks) UpdatePodSandbox(ctx context.Context, pod *api.PodSandbox, _, _ *api.LinuxResources) error {
 	defer h.guard("UpdatePodSandbox")
 	if !h.engine.Bypassed() {
 		ctx, cancel := h.within(ctx)
 		defer cancel()
 		h.engine.PodResizing(ctx, pod.GetId())
-		if (*Plugin)(h).runtime() == crio { // it has no PostUpdatePodSandbox, up to 1.34 at least
-			h.engine.PodResized(pod.GetId())
-		}
-	}
-	return nil
-}
-
-// PostUpdatePodSandbox comes when the runtime has taken note, which is before the kubelet writes too.
-func (h *hooks) PostUpdatePodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	defer h.guard("PostUpdatePodSandbox")
-	if !h.engine.Bypassed() {
 		h.engine.PodResized(pod.GetId())
 	}
 	return nil

@@ -83,7 +83,6 @@ func everyHook(t testing.TB, r *running, m *api.CreateContainerRequest) {
 	}
 	ok("PostUpdateContainer", h.PostUpdateContainer(ctx, p, c))
 	ok("UpdatePodSandbox", h.UpdatePodSandbox(ctx, p, nil, res))
-	ok("PostUpdatePodSandbox", h.PostUpdatePodSandbox(ctx, p))
 	_, err = h.Synchronize(ctx, []*api.PodSandbox{p, nil}, []*api.Container{c, nil})
 	ok("Synchronize", err)
 	_, err = h.StopContainer(ctx, p, c)

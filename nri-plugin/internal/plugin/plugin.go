@@ -241,16 +241,6 @@ func (p *Plugin) configured(runtime, version string) {
 	p.cfg.Log.Info("connected to NRI", "runtime", runtime, "version", version, "nri", seen.NRI.Version, "requestTimeout", seen.NRI.RequestTimeout)
 }
 
-// crio is how CRI-O names itself.
-const crio = "cri-o"
-
-// runtime is the name of who calls.
-func (p *Plugin) runtime() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.seen.Name
-}
-
 // synchronized notes that the runtime has told all that it has. Its connection may be lost since.
 func (p *Plugin) synchronized() {
 	p.mu.Lock()

@@ -414,24 +414,23 @@ func TestStopRemoveAndFailedCreation(t *testing.T) {
 func TestPodResize(t *testing.T) {
 	t.Parallel()
 	m, r, p := pair(t, cgrouptest.V2)
+	const at = "/kubepods/besteffort/podu1"
 	s := pod("u1", "LS")
-	at := s.GetLinux().GetCgroupParent()
-	must(t, m.k.Make("/kubepods/besteffort/podu1"))
-	must(t, m.k.Set("/kubepods/besteffort/podu1", "cpu.max", "100000 100000"))
+	must(t, m.k.Make(at))
+	must(t, m.k.Set(at, "cpu.max", "100000 100000"))
 	r.run(s)
 	_, err := r.create(s, containerID(0), "app", burstable())
 	must(t, err)
-	had := m.get("/kubepods/besteffort/podu1", "cpu.max.burst")
-	resize := &api.LinuxResources{Cpu: &api.LinuxCPU{Quota: api.Int64(50000), Period: api.UInt64(100000)}}
-	_, err = r.a.UpdatePodSandbox(t.Context(), &api.UpdatePodSandboxRequest{Pod: s, LinuxResources: resize})
-	must(t, err)
-	if now := m.get("/kubepods/besteffort/podu1", "cpu.max.burst"); now != "0" {
-		t.Errorf("burst %s while the kubelet writes (before: %s) to %s", now, had, at)
-	}
-	must(t, r.a.PostUpdatePodSandbox(t.Context(), &api.PostUpdatePodSandboxRequest{Pod: s}))
-	must(t, m.k.Set("/kubepods/besteffort/podu1", "cpu.max", "50000 100000"))
-	if had != "0" {
-		eventually(t, "the burst is back, within the quota", func() bool { return m.get("/kubepods/besteffort/podu1", "cpu.max.burst") == "50000" })
+	burst := func(want string) func() bool { return func() bool { return m.get(at, "cpu.max.burst") == want } }
+	eventually(t, "the burst", burst("100000"))
+	for _, quota := range []string{"100000", "50000"} {
+		_, err = r.a.UpdatePodSandbox(t.Context(), &api.UpdatePodSandboxRequest{Pod: s, LinuxResources: &api.LinuxResources{}})
+		must(t, err)
+		if !burst("0")() {
+			t.Errorf("the burst is %s while the kubelet writes", m.get(at, "cpu.max.burst"))
+		}
+		must(t, m.k.Set(at, "cpu.max", quota+" 100000"))
+		eventually(t, "the burst is back, within the quota", burst(quota))
 	}
 	if c := p.counts(); c.FailedOpen != 0 {
 		t.Errorf("%+v", c)
@@ -440,32 +439,6 @@ func TestPodResize(t *testing.T) {
 
 // Containers that were there before, more than one message holds: they are adopted, updates are returned where values
 // differ, and none the second time.
-// CRI-O 1.34 does not tell that it has taken note of a resize.
-func TestPodResizeWithoutPost(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t, cgrouptest.V2)
-	r := m.newRuntime()
-	r.name = "cri-o"
-	r.start()
-	m.plugin()
-	r.wait()
-	const at = "/kubepods/besteffort/podu1"
-	s := pod("u1", "LS")
-	must(t, m.k.Make(at))
-	must(t, m.k.Set(at, "cpu.max", "100000 100000"))
-	r.run(s)
-	_, err := r.create(s, containerID(0), "app", burstable())
-	must(t, err)
-	bursts := func() bool { return m.get(at, "cpu.max.burst") == "100000" }
-	eventually(t, "the burst", bursts)
-	_, err = r.a.UpdatePodSandbox(t.Context(), &api.UpdatePodSandboxRequest{Pod: s, LinuxResources: &api.LinuxResources{}})
-	must(t, err)
-	if bursts() {
-		t.Error("the burst is still there while the kubelet writes")
-	}
-	eventually(t, "the burst is back", bursts)
-}
-
 func TestSynchronize(t *testing.T) {
 	t.Parallel()
 	count := 5000

@@ -206,8 +206,7 @@ type runtime struct {
 	t      testing.TB
 	m      *machine
 	a      *adaptation.Adaptation
-	limit  time.Duration // of each call; 0: none
-	name   string
+	limit  time.Duration      // of each call; 0: none
 	nri    string             // the version that it says it has
 	spent  chan time.Duration // if not nil, what each Synchronize took
 	joined chan struct{}      // one for each plugin that has synchronized
@@ -233,7 +232,7 @@ type made struct {
 }
 
 func (m *machine) newRuntime() *runtime {
-	return &runtime{t: m.t, m: m, name: "fake", nri: "v0.12.5", joined: make(chan struct{}, 100), pods: map[string]*api.PodSandbox{}, made: map[string]*made{}}
+	return &runtime{t: m.t, m: m, nri: "v0.12.5", joined: make(chan struct{}, 100), pods: map[string]*api.PodSandbox{}, made: map[string]*made{}}
 }
 
 // runtime starts one.
@@ -247,7 +246,7 @@ func (m *machine) runtime() *runtime {
 func (r *runtime) start() {
 	r.t.Helper()
 	none := filepath.Join(filepath.Dir(r.m.socket), "none")
-	a, err := adaptation.New(r.name, "v1", r.sync, r.update, adaptation.WithSocketPath(r.m.socket), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
+	a, err := adaptation.New("fake", "v1", r.sync, r.update, adaptation.WithSocketPath(r.m.socket), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
 		adaptation.WithTTRPCOptions([]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(r.intercept)}, nil))
 	r.a, r.begun = a, false
 	if err == nil {
