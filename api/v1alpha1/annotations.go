@@ -95,6 +95,23 @@ func ParseIOQoS(s string) (IOQoS, error) {
 	return q, nil
 }
 
+// ParseCPUPlacement reads an AnnotationCPUPlacement strictly. The error is a Problems. It can't tell whether a value is for
+// the pod's tier; package policy does.
+func ParseCPUPlacement(s string) (CPUPlacement, error) {
+	var c CPUPlacement
+	problems := parseAnnotation(s, &c)
+	if c.NUMA != "" && !c.NUMA.Valid() {
+		problems.add(Problem{Path: "numa", Value: units.Quote(string(c.NUMA)), Allowed: list(NUMAs())})
+	}
+	if c.SMT != "" && !c.SMT.Valid() {
+		problems.add(Problem{Path: "smt", Value: units.Quote(string(c.SMT)), Allowed: list(SMTs())})
+	}
+	if err := problems.err(); err != nil {
+		return CPUPlacement{}, err
+	}
+	return c, nil
+}
+
 func parseAnnotation(s string, into any) Problems {
 	var problems Problems
 	if len(s) > MaxAnnotationSize {

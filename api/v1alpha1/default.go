@@ -12,15 +12,17 @@ func Default() QoSPolicy {
 			Rules: []Rule{
 				{Name: "system", Match: Match{Namespaces: []string{"kube-system"}}, Tier: SYSTEM},
 			},
+			MinSharedCPUs: new(int64(1)),
+			Untiered:      UntieredPool,
 			Tiers: map[Tier]TierPolicy{
 				LSE: {
-					CPU:     CPUPolicy{Idle: new(false), Burst: BurstOff},
+					CPU:     CPUPolicy{Idle: new(false), Burst: BurstOff, Placement: PlacementCores, NUMA: NUMAPreferSingle, SMT: SMTIdle, MemoryMigration: new(false)},
 					Memory:  MemoryPolicy{Low: new(Percent(100))},
 					IO:      IOPolicy{Weight: new(int64(500))},
 					OnError: Refuse,
 				},
 				LSR: {
-					CPU:     CPUPolicy{Idle: new(false), Burst: BurstOff},
+					CPU:     CPUPolicy{Idle: new(false), Burst: BurstOff, Placement: PlacementCPUs, NUMA: NUMAPreferSingle, MemoryMigration: new(false)},
 					Memory:  MemoryPolicy{Low: new(Percent(100))},
 					IO:      IOPolicy{Weight: new(int64(500))},
 					OnError: Refuse,

@@ -35,6 +35,40 @@ func Bursts() []Burst { return []Burst{BurstLimit, BurstOff} }
 // Valid says whether b is one of Bursts.
 func (b Burst) Valid() bool { return b == BurstLimit || b == BurstOff }
 
+// Untiereds returns the values of Untiered.
+func Untiereds() []Untiered { return []Untiered{UntieredPool, UntieredLeave} }
+
+// Valid says whether u is one of Untiereds.
+func (u Untiered) Valid() bool { return u == UntieredPool || u == UntieredLeave }
+
+// Placements returns the values of Placement.
+func Placements() []Placement { return []Placement{PlacementCores, PlacementCPUs} }
+
+// PlacementOf is the one value that a tier's placement can have, "" for none.
+func PlacementOf(t Tier) Placement {
+	switch t {
+	case LSE:
+		return PlacementCores
+	case LSR:
+		return PlacementCPUs
+	}
+	return ""
+}
+
+// NUMAs returns the values of NUMA.
+func NUMAs() []NUMA { return []NUMA{NUMAPreferSingle, NUMARequireSingle, NUMASpread} }
+
+// Valid says whether n is one of NUMAs.
+func (n NUMA) Valid() bool {
+	return n == NUMAPreferSingle || n == NUMARequireSingle || n == NUMASpread
+}
+
+// SMTs returns the values of SMT.
+func SMTs() []SMT { return []SMT{SMTIdle, SMTUse} }
+
+// Valid says whether s is one of SMTs.
+func (s SMT) Valid() bool { return s == SMTIdle || s == SMTUse }
+
 // IOPriorities returns the values of IOPriority.
 func IOPriorities() []IOPriority {
 	return []IOPriority{IOPriorityNone, IOPriorityLowest, IOPriorityIdle}

@@ -13,6 +13,8 @@ const (
 	AnnotationMemoryQoS = "tideline.io/memory-qos"
 	// AnnotationIOQoS sets disk weight and limits of a pod below what its tier allows: a JSON IOQoS.
 	AnnotationIOQoS = "tideline.io/io-qos"
+	// AnnotationCPUPlacement says how the CPUs of an LSE or LSR pod are to lie: a JSON CPUPlacement.
+	AnnotationCPUPlacement = "tideline.io/cpu-placement"
 	// AnnotationDecision is the birth record that a door adds to a container (never to a pod); users do not set it.
 	AnnotationDecision = "tideline.io/decision"
 

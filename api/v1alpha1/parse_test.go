@@ -85,10 +85,11 @@ func TestExamples(t *testing.T) {
 	_, err2 := v1alpha1.ParseBatchResources(read("batch-resources.json"))
 	_, err3 := v1alpha1.ParseMemoryQoS(read("memory-qos.json"))
 	_, err4 := v1alpha1.ParseIOQoS(read("io-qos.json"))
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	_, err5 := v1alpha1.ParseCPUPlacement(read("cpu-placement.json"))
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		t.Error(err)
 	}
-	if files, _ := filepath.Glob("../examples/*"); len(files) != 5 {
+	if files, _ := filepath.Glob("../examples/*"); len(files) != 6 {
 		t.Errorf("an example is not tested: %q", files)
 	}
 }
@@ -140,15 +141,25 @@ func TestParsePolicyProblems(t *testing.T) {
 		{"no policy", "[]", `a list; allowed: an object with the keys apiVersion, kind, metadata, spec`},
 		{"no version", "kind: QoSPolicy\n", `apiVersion: ""; allowed: tideline.io/v1alpha1`},
 		{"other kind", "apiVersion: tideline.io/v1\nkind: Policy\n", "apiVersion: \"tideline.io/v1\"; allowed: tideline.io/v1alpha1\nkind: \"Policy\"; allowed: QoSPolicy"},
-		{"keys of later versions", spec("untiered: pool\nloops: {suppress: on}\nnodes: []\ntiers:\n  LSE: {cpu: {placement: cores}}\n  BE: {resctrl: {l3: 30%}}"),
-			"spec.loops: unknown key; allowed: aliases, rules, reservedCPUs, tiers\n" +
-				"spec.nodes: unknown key; allowed: aliases, rules, reservedCPUs, tiers\n" +
-				"spec.tiers.BE.resctrl: unknown key; allowed: cpu, memory, io, oomScoreAdj, onError\n" +
-				"spec.tiers.LSE.cpu.placement: unknown key; allowed: idle, burst\n" +
-				"spec.untiered: unknown key; allowed: aliases, rules, reservedCPUs, tiers"},
-		{"case counts", spec("Rules: []"), `spec.Rules: unknown key; allowed: aliases, rules, reservedCPUs, tiers`},
+		{"keys of later versions", spec("loops: {suppress: on}\nnodes: []\ntiers:\n  BE: {resctrl: {l3: 30%}}"),
+			"spec.loops: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers\n" +
+				"spec.nodes: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers\n" +
+				"spec.tiers.BE.resctrl: unknown key; allowed: cpu, memory, io, oomScoreAdj, onError"},
+		{"placement", spec("minSharedCPUs: 0\nuntiered: keep\ntiers:\n  LSE: {cpu: {placement: cpus, numa: one, smt: \"off\"}}\n  LSR: {cpu: {placement: core, smt: use}}\n  LS: {cpu: {placement: cpus, numa: spread, smt: idle, memoryMigration: true}}"),
+			"spec.minSharedCPUs: 0; allowed: 1 to 8192\n" +
+				"spec.untiered: \"keep\"; allowed: pool, leave\n" +
+				"spec.tiers.LSE.cpu.placement: \"cpus\"; allowed: cores\n" +
+				"spec.tiers.LSE.cpu.numa: \"one\"; allowed: prefer-single, require-single, spread\n" +
+				"spec.tiers.LSE.cpu.smt: \"off\"; allowed: idle, use\n" +
+				"spec.tiers.LSR.cpu.placement: \"core\"; allowed: cpus\n" +
+				"spec.tiers.LSR.cpu.smt: \"use\"; allowed: no value; only LSE owns whole cores\n" +
+				"spec.tiers.LS.cpu.placement: \"cpus\"; allowed: no value; only LSE and LSR are placed on CPUs of their own\n" +
+				"spec.tiers.LS.cpu.numa: \"spread\"; allowed: no value; only LSE and LSR are placed on CPUs of their own\n" +
+				"spec.tiers.LS.cpu.smt: \"idle\"; allowed: no value; only LSE owns whole cores\n" +
+				"spec.tiers.LS.cpu.memoryMigration: true; allowed: false; only LSE and LSR are placed on CPUs of their own"},
+		{"case counts", spec("Rules: []"), `spec.Rules: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers`},
 		{"duplicate keys and more", spec("rules: []\nrules: []\nfoo: 1"),
-			"line 5: key \"rules\" is a duplicate key\nspec.foo: unknown key; allowed: aliases, rules, reservedCPUs, tiers"},
+			"line 5: key \"rules\" is a duplicate key\nspec.foo: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers"},
 		{"null", spec("rules:"), `spec.rules: null; allowed: a value, or leave the key out for its default`},
 		{"types", spec("aliases: {volcano: 1}\nreservedCPUs: 3\ntiers: {BE: {oomScoreAdj: 1.5, memory: {high: 0.9}, io: {weight: \"10\"}}}"),
 			"spec.aliases.volcano: 1; allowed: true or false\n" +
@@ -221,6 +232,7 @@ func TestAnnotations(t *testing.T) {
 	batch := func(s string) error { _, err := v1alpha1.ParseBatchResources(s); return err }
 	memory := func(s string) error { _, err := v1alpha1.ParseMemoryQoS(s); return err }
 	io := func(s string) error { _, err := v1alpha1.ParseIOQoS(s); return err }
+	cpus := func(s string) error { _, err := v1alpha1.ParseCPUPlacement(s); return err }
 	for _, tt := range []struct {
 		name  string
 		parse func(string) error
@@ -255,6 +267,10 @@ func TestAnnotations(t *testing.T) {
 				"max[0]: limits nothing; allowed: at least one of rbps, wbps, riops, wiops\n" +
 				"max[1].device: \"\"; allowed: \"MAJOR:MINOR\", ssd, rotational, all\n" +
 				"max[1]: limits nothing; allowed: at least one of rbps, wbps, riops, wiops"},
+		{"placement", cpus, `{"numa":"require-single","smt":"use"}`, ""},
+		{"no wish", cpus, `{}`, ""},
+		{"placement wrong", cpus, `{"numa":"single","smt":true,"cores":4}`,
+			"smt: true; allowed: text (in quotes, where YAML reads it as something else)\ncores: unknown key; allowed: numa, smt\nnuma: \"single\"; allowed: prefer-single, require-single, spread"},
 		{"not JSON", io, `{"weight":`, `"{\"weight\":": not JSON: unexpected end of JSON input`},
 		{"NaN", io, `{"weight":NaN}`, `"{\"weight\":NaN}": not JSON: invalid character 'N' looking for beginning of value`},
 		{"two values", io, `{} {}`, `"{} {}": not JSON: invalid character '{' after top-level value`},
@@ -455,6 +471,10 @@ func FuzzParseBatchResources(f *testing.F) {
 
 func FuzzParseMemoryQoS(f *testing.F) {
 	fuzzAnnotation(f, v1alpha1.ParseMemoryQoS, `{"low":"25%","high":"80%"}`)
+}
+
+func FuzzParseCPUPlacement(f *testing.F) {
+	fuzzAnnotation(f, v1alpha1.ParseCPUPlacement, `{"numa":"spread","smt":"idle"}`)
 }
 
 func FuzzParseIOQoS(f *testing.F) {

@@ -21,8 +21,10 @@ const MaxPolicySize = 1 << 20
 const (
 	MinOOMScoreAdj = -1000
 	MaxOOMScoreAdj = 1000
-	MinIOWeight    = 1
-	MaxIOWeight    = 1000
+	// MaxSharedCPUs is as many CPUs as a kernel can have.
+	MaxSharedCPUs = units.MaxCPU + 1
+	MinIOWeight   = 1
+	MaxIOWeight   = 1000
 	// MaxIOLimit is above any disk, and low enough that the kernel's and our sums can't overflow.
 	MaxIOLimit = 1 << 50
 	// MaxDevices is how many entries a list of disk limits may have.
@@ -175,6 +177,14 @@ func (s QoSPolicySpec) validate(at *path, problems *Problems) {
 		f := at.field("reservedCPUs")
 		problems.add(Problem{Path: f.String(), Value: units.Quote(s.ReservedCPUs), Allowed: fmt.Sprintf(`a CPU list such as "0-1,8", up to CPU %d`, units.MaxCPU)})
 	}
+	if m := s.MinSharedCPUs; m != nil && (*m < 1 || *m > MaxSharedCPUs) {
+		f := at.field("minSharedCPUs")
+		problems.add(Problem{Path: f.String(), Value: strconv.FormatInt(*m, 10), Allowed: fmt.Sprintf("1 to %d", MaxSharedCPUs)})
+	}
+	if s.Untiered != "" && !s.Untiered.Valid() {
+		f := at.field("untiered")
+		problems.add(Problem{Path: f.String(), Value: units.Quote(string(s.Untiered)), Allowed: list(Untiereds())})
+	}
 	tiers := at.field("tiers")
 	unknown := make([]string, 0)
 	for t := range s.Tiers {
@@ -271,6 +281,7 @@ func (p TierPolicy) validate(at *path, t Tier, problems *Problems) {
 		f := cpu.field("burst")
 		problems.add(Problem{Path: f.String(), Value: units.Quote(string(b)), Allowed: "off; only LS bursts"})
 	}
+	p.CPU.validatePlacement(&cpu, t, problems)
 	if l := p.Memory.Low; l != nil {
 		f := memory.field("low")
 		switch protects := t == LSE || t == LSR || t == LS; {
@@ -311,6 +322,39 @@ func (p TierPolicy) validate(at *path, t Tier, problems *Problems) {
 	case o != IOPriorityNone && t != BE:
 		f := io.field("priority")
 		problems.add(Problem{Path: f.String(), Value: units.Quote(string(o)), Allowed: "none; only BE may lower it"})
+	}
+}
+
+// validatePlacement reports what is wrong with the fields that say how a pod is placed.
+func (c CPUPolicy) validatePlacement(at *path, t Tier, problems *Problems) {
+	bad := func(key, value, allowed string) {
+		f := at.field(key)
+		problems.add(Problem{Path: f.String(), Value: value, Allowed: allowed})
+	}
+	const only = "no value; only LSE and LSR are placed on CPUs of their own"
+	switch want := PlacementOf(t); {
+	case c.Placement == "" || c.Placement == want:
+	case want == "":
+		bad("placement", units.Quote(string(c.Placement)), only)
+	default:
+		bad("placement", units.Quote(string(c.Placement)), string(want))
+	}
+	switch {
+	case c.NUMA == "":
+	case !t.Exclusive():
+		bad("numa", units.Quote(string(c.NUMA)), only)
+	case !c.NUMA.Valid():
+		bad("numa", units.Quote(string(c.NUMA)), list(NUMAs()))
+	}
+	switch {
+	case c.SMT == "":
+	case t != LSE:
+		bad("smt", units.Quote(string(c.SMT)), "no value; only LSE owns whole cores")
+	case !c.SMT.Valid():
+		bad("smt", units.Quote(string(c.SMT)), list(SMTs()))
+	}
+	if c.MemoryMigration != nil && *c.MemoryMigration && !t.Exclusive() {
+		bad("memoryMigration", "true", "false; only LSE and LSR are placed on CPUs of their own")
 	}
 }
 

@@ -41,6 +41,10 @@ type QoSPolicySpec struct {
 	Rules []Rule `json:"rules,omitempty"`
 	// ReservedCPUs is a CPU list ("0-1,8") kept from every pool.
 	ReservedCPUs string `json:"reservedCPUs,omitempty"`
+	// MinSharedCPUs is how many CPUs are left to LS and to pods without a tier, whatever LSE and LSR pods ask for; 1 to 8192.
+	MinSharedCPUs *int64 `json:"minSharedCPUs,omitempty"`
+	// Untiered says whether pods without a tier leave the CPUs that LSE and LSR pods own.
+	Untiered Untiered `json:"untiered,omitempty"`
 	// Tiers says what each tier means.
 	Tiers map[Tier]TierPolicy `json:"tiers,omitempty"`
 }
@@ -89,9 +93,50 @@ type TierPolicy struct {
 
 // CPUPolicy of a tier.
 type CPUPolicy struct {
-	Idle  *bool `json:"idle,omitempty"`  // cpu.idle of the containers; BE only
-	Burst Burst `json:"burst,omitempty"` // cpu.max.burst of the containers; LS only
+	Idle            *bool     `json:"idle,omitempty"`            // cpu.idle of the containers; BE only
+	Burst           Burst     `json:"burst,omitempty"`           // cpu.max.burst of the containers; LS only
+	Placement       Placement `json:"placement,omitempty"`       // what a pod gets for its own; LSE and LSR only
+	NUMA            NUMA      `json:"numa,omitempty"`            // how the CPUs of a pod lie over NUMA nodes; LSE and LSR only
+	SMT             SMT       `json:"smt,omitempty"`             // what becomes of the other threads of a pod's cores; LSE only
+	MemoryMigration *bool     `json:"memoryMigration,omitempty"` // whether the memory of running containers follows when their CPUs move; LSE and LSR only
 }
+
+// Untiered says what becomes of pods without a tier.
+type Untiered string
+
+// Untiered values.
+const (
+	UntieredPool  Untiered = "pool"  // they run where LS does, from the moment that an LSE or LSR pod has CPUs of its own
+	UntieredLeave Untiered = "leave" // they stay where they are, so no pod can be LSE
+)
+
+// Placement says what the pods of a tier get for their own.
+type Placement string
+
+// Placement values.
+const (
+	PlacementCores Placement = "cores" // whole cores; LSE
+	PlacementCPUs  Placement = "cpus"  // CPUs, which batch may use while they idle; LSR
+)
+
+// NUMA says how the CPUs of a pod may lie over NUMA nodes.
+type NUMA string
+
+// NUMA values.
+const (
+	NUMAPreferSingle  NUMA = "prefer-single"  // one node if they fit, else as few and as close ones as can be
+	NUMARequireSingle NUMA = "require-single" // one node, or the pod is not placed
+	NUMASpread        NUMA = "spread"         // evenly over all nodes, as far as they have room
+)
+
+// SMT says what becomes of the other threads of the cores of an LSE pod.
+type SMT string
+
+// SMT values.
+const (
+	SMTIdle SMT = "idle" // they stay idle: as many cores as the pod asks for CPUs
+	SMTUse  SMT = "use"  // the pod runs on them: as few cores as have the CPUs that it asks for
+)
 
 // Burst says how much unused quota a container may save up.
 type Burst string
@@ -177,4 +222,10 @@ type MemoryQoS struct {
 type IOQoS struct {
 	Weight *int64      `json:"weight,omitempty"` // 1 to 1000, on the pod's cgroup
 	Max    []DeviceMax `json:"max,omitempty"`    // on each container's cgroup
+}
+
+// CPUPlacement is the JSON of AnnotationCPUPlacement: {"numa":"require-single","smt":"use"}.
+type CPUPlacement struct {
+	NUMA NUMA `json:"numa,omitempty"` // instead of the tier's
+	SMT  SMT  `json:"smt,omitempty"`  // "use" where the tier's is "idle"; LSE only
 }

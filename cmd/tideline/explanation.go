@@ -7,7 +7,9 @@ import (
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/facts/kube"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
+	"github.com/tideline-io/tideline/internal/units"
 )
 
 // Explanation is the JSON of `tideline explain -f`. Fields are only ever added.
@@ -29,6 +31,7 @@ type NodeSource struct {
 	CgroupDriver  string `json:"cgroupDriver"`
 	Why           string `json:"why,omitempty"` // why generic facts had to do
 	node          policy.Node
+	topology      placement.Topology
 }
 
 // PolicySource is the policy that decided.
@@ -47,8 +50,16 @@ type ExplainedPod struct {
 	Tier         v1alpha1.Tier     `json:"tier"`         // "" for none
 	Source       policy.Source     `json:"source"`
 	Admission    []string          `json:"admission,omitempty"` // annotations that are not in the manifest and that admission adds
+	Placement    *ExplainedCPUs    `json:"placement,omitempty"` // of a pod of LSE or LSR, on a node where no other pod owns CPUs
 	Pod          ExplainedCgroup   `json:"pod"`
 	Containers   []ExplainedCgroup `json:"containers"`
+}
+
+// ExplainedCPUs is the CPUs that a pod would have for its own.
+type ExplainedCPUs struct {
+	CPUs        string `json:"cpus"`        // that it runs on
+	Owned       string `json:"owned"`       // these, and siblings that are kept idle
+	MemoryNodes string `json:"memoryNodes"` // "" for all
 }
 
 // ExplainedCgroup is the pod's cgroup or that of a container.
@@ -84,6 +95,7 @@ func explainPod(m manifest, p *policy.Policy, node NodeSource) ExplainedPod {
 	}
 	pod := kube.Pod(object, opts)
 	out.KubeQoS, out.CgroupParent = pod.KubeQoS, pod.CgroupParent
+	pod.Placed, out.Placement = place(pod, p, node.topology)
 	var running []policy.Container
 	for _, c := range kube.Containers(object, opts) {
 		if c.Kind != kube.Init {
@@ -95,6 +107,39 @@ func explainPod(m manifest, p *policy.Policy, node NodeSource) ExplainedPod {
 	}
 	out.Pod = explainCgroup(kube.PodResources(object, opts), p.Pod(node.node, pod, running))
 	return out
+}
+
+// place gives a pod that is to have CPUs of its own those that it would get on a node where no other pod has some.
+func place(pod policy.Pod, p *policy.Policy, t placement.Topology) (*policy.Placed, *ExplainedCPUs) {
+	r, exclusive, err := p.Placing(pod)
+	if !exclusive {
+		return nil, nil
+	}
+	r.UID = pod.Namespace + "/" + pod.Name // which a manifest does not have, and messages name
+	var m *placement.Machine
+	if err == nil {
+		m, err = placement.New(t, p.Limits())
+	}
+	var a placement.Assignment
+	if err == nil {
+		a, err = m.Place(nil, r)
+	}
+	if err != nil {
+		return &policy.Placed{Why: err.Error()}, nil
+	}
+	cpus := &ExplainedCPUs{CPUs: units.FormatCPUs(a.CPUs), Owned: units.FormatCPUs(a.Owned), MemoryNodes: units.FormatCPUs(a.Mems)}
+	return &policy.Placed{CPUs: cpus.CPUs, Mems: cpus.MemoryNodes}, cpus
+}
+
+func (c ExplainedCPUs) text() string {
+	text := "CPUs of its own: " + c.CPUs
+	if c.Owned != c.CPUs {
+		text += " (with siblings that stay idle: " + c.Owned + ")"
+	}
+	if c.MemoryNodes != "" {
+		text += ", memory of node " + c.MemoryNodes
+	}
+	return text + " (on a node where no other pod owns CPUs)"
 }
 
 func explainCgroup(asked policy.Resources, d policy.Decision) ExplainedCgroup {
@@ -169,6 +214,9 @@ func (e ExplainedPod) text(p *page) {
 	p.line(2, 2, "cgroup: "+e.CgroupParent)
 	if len(e.Admission) > 0 {
 		p.line(2, 2, "admission: adds "+strings.Join(e.Admission, ", ")+", not in the manifest")
+	}
+	if e.Placement != nil {
+		p.line(2, 2, e.Placement.text())
 	}
 	common := e.commonNotes()
 	if e.Pod.Refusal != nil {

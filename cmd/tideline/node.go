@@ -55,7 +55,7 @@ func nodeSource(source string, f hostfs.Facts) NodeSource {
 	f.Node.PageSize = f.PageSizeBytes
 	return NodeSource{
 		Source: source, Kernel: f.Kernel, CgroupVersion: f.Node.CgroupVersion, CPUs: f.Node.Online.Size(),
-		MemTotalBytes: f.MemTotalBytes, CgroupDriver: f.CgroupDriver, node: f.Node,
+		MemTotalBytes: f.MemTotalBytes, CgroupDriver: f.CgroupDriver, node: f.Node, topology: f.Topology(),
 	}
 }
 
@@ -65,8 +65,12 @@ func genericFacts() hostfs.Facts {
 	for _, k := range policy.Knobs() {
 		features[k] = policy.Feature{Support: policy.Supported}
 	}
+	var cpus []hostfs.CPU
+	for i := range 8 {
+		cpus = append(cpus, hostfs.CPU{ID: i, Core: i, Siblings: cpuset.New(i)})
+	}
 	return hostfs.Facts{
-		PageSizeBytes: 4096, MemTotalBytes: 32 << 30,
+		PageSizeBytes: 4096, MemTotalBytes: 32 << 30, CPUs: cpus,
 		Node: policy.Node{
 			CgroupVersion: 2, Online: cpuset.New(0, 1, 2, 3, 4, 5, 6, 7), Features: features,
 			Devices: []policy.Device{{Name: "sda", Number: "8:0"}},

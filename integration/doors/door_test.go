@@ -73,7 +73,7 @@ func newHost(t testing.TB, node policy.Node, p *policy.Policy, carries func(int,
 	}
 	h := &host{t: t, rt: enginetest.New(), version: node.CgroupVersion, specs: map[string]*specs.Spec{}}
 	h.e = engine.New(engine.Config{
-		Cgroups: fs, Runtime: h.rt, StateDir: t.TempDir(), Node: node, Policy: p, Info: control.PolicyStatus{Name: "corpus"},
+		Cgroups: fs, Runtime: h.rt, StateDir: t.TempDir(), PlacementDir: t.TempDir(), Node: node, Policy: p, Info: control.PolicyStatus{Name: "corpus"},
 		Mode: control.ModeEnforce, DecisionBudget: time.Minute, Clock: time.Now, Log: slog.New(slog.DiscardHandler),
 		Carries: func(k policy.Knob) bool { return carries(node.CgroupVersion, k) },
 	})
@@ -101,7 +101,9 @@ func (h *host) started(p policy.Pod) {
 }
 
 func (h *host) resizing() {
-	h.e.PodResizing(h.t.Context(), sandboxID)
+	if r := h.e.PodResizing(h.t.Context(), sandboxID, policy.Resources{}); r != nil {
+		h.t.Errorf("a resize is refused: %+v", r)
+	}
 	h.e.PodResized(sandboxID)
 }
 

@@ -13,7 +13,7 @@ import (
 // controllers of the files that hold knobs, on cgroup v1.
 var controllers = map[string][]string{
 	"cpu":    {"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.idle", "cpu.weight", "cpu.max", "cpu.max.burst"},
-	"cpuset": {"cpuset.cpus"},
+	"cpuset": {"cpuset.cpus", "cpuset.mems"},
 	"memory": {"memory.limit_in_bytes", "memory.low", "memory.high", "memory.max"},
 	"blkio":  {"blkio.bfq.weight", "blkio.throttle.write_bps_device", "io.bfq.weight", "io.weight", "io.max"},
 }

@@ -132,7 +132,7 @@ func (k *Kubelet) RunSandbox(ctx context.Context, spec *corev1.Pod) (*Pod, error
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: spec.Name, Namespace: spec.Namespace, Uid: string(spec.UID)},
 		LogDirectory: logs, Labels: labels, Annotations: spec.Annotations,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: p.Cgroup,
+			CgroupParent: p.Cgroup, Resources: Resources(facts.Resources),
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{
 				Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER}},
 		},

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/tideline-io/tideline/internal/policy"
 )
 
 const maxProcFile = 1 << 20
@@ -32,6 +34,36 @@ func (f *FS) Container(pid int, id string) (Path, error) {
 		return "", fmt.Errorf("find cgroup of container %q, process %d: %w", id, pid, err)
 	}
 	return p, nil
+}
+
+// Find returns the cgroup of a container below its pod's, without asking the runtime: under the name that containerd and CRI-O
+// give it with the cgroupfs driver, and as a systemd scope. ErrGone where there is none of these: it has not been started,
+// or has ended.
+func (f *FS) Find(pod Path, id string) (Path, error) {
+	h, ok := f.mounts["cpuset"]
+	if !ok {
+		return "", fmt.Errorf("find cgroup of container %.300q: %w", id, ErrUnsupported{Feature: string(policy.CPUSetCPUs), Need: "controller cpuset in a mounted hierarchy"})
+	}
+	for _, name := range []string{id, "cri-containerd-" + id + ".scope", "crio-" + id + ".scope"} {
+		p := Path(string(pod) + "/" + name)
+		err := checkPath(string(p))
+		if err == nil && (id == "" || strings.Contains(id, "/")) {
+			err = errors.New("no name")
+		}
+		if err != nil {
+			return "", fmt.Errorf("find cgroup of container %.300q: %w: %w", id, ErrRefused, err)
+		}
+		g, err := f.openIn(h, p)
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("find cgroup of container %.300q: %w", id, err)
+		}
+		g.Close()
+		return p, nil
+	}
+	return "", fmt.Errorf("find cgroup of container %.300q below %s: %w", id, pod, ErrGone)
 }
 
 // Named returns the cgroup of a container whose runtime tells its name, as ParsePath reads it, and not its first process.

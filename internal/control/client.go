@@ -51,6 +51,11 @@ func (c *Client) Containers(ctx context.Context) ([]Container, error) {
 	return call[[]Container](ctx, c, http.MethodGet, PathContainers, nil)
 }
 
+// CPUs asks who has which CPUs.
+func (c *Client) CPUs(ctx context.Context) (CPUs, error) {
+	return call[CPUs](ctx, c, http.MethodGet, PathCPUs, nil)
+}
+
 // ExplainPod asks what a pod's cgroups have and why. errors.Is(err, ErrNotFound) when the door does not know the pod.
 func (c *Client) ExplainPod(ctx context.Context, namespace, name string) ([]Explained, error) {
 	return call[[]Explained](ctx, c, http.MethodGet, PathExplainPod, url.Values{"namespace": {namespace}, "name": {name}})

@@ -24,6 +24,7 @@ const (
 	PathStatus     = "/v1/status"     // Status
 	PathContainers = "/v1/containers" // []Container, sorted by pod and name
 	PathExplainPod = "/v1/explain"    // ?namespace=&name= -> []Explained; 404 when the door does not know the pod
+	PathCPUs       = "/v1/cpus"       // CPUs
 	PathBypass     = "/v1/bypass"     // POST ?on=true|false -> Status
 	PathDisable    = "/v1/disable"    // POST -> DisableReport
 	PathHealth     = "/healthz"
@@ -126,6 +127,43 @@ type Container struct {
 	Decision  policy.Decision   `json:"decision"`
 	Cgroup    string            `json:"cgroup,omitempty"` // cgroup path, once the container runs
 	Error     string            `json:"error,omitempty"`  // the last failed write or the reason of a missed container
+}
+
+// CPUs is who has which CPUs, as a door sees it. Lists are as the kernel writes them: "0-3,8".
+type CPUs struct {
+	Reserved string        `json:"reserved"` // by the policy and the kubelet
+	Foreign  string        `json:"foreign"`  // of pods that the kubelet's static CPU manager gave CPUs of their own
+	Pools    CPUPools      `json:"pools"`
+	Pods     []PodCPUs     `json:"pods"`     // with CPUs of their own, by namespace and name
+	Unplaced []UnplacedPod `json:"unplaced"` // of an exclusive tier that have none, by namespace and name
+}
+
+// CPUPools is the CPUs of containers that own none.
+type CPUPools struct {
+	LS     string `json:"LS"` // also of pods without a tier
+	BE     string `json:"BE"`
+	System string `json:"SYSTEM"`
+	Short  string `json:"short,omitempty"` // why LS holds CPUs that it should not
+}
+
+// PodCPUs is a pod with CPUs of its own.
+type PodCPUs struct {
+	UID       string        `json:"uid"`
+	Namespace string        `json:"namespace"`
+	Name      string        `json:"name"`
+	Tier      v1alpha1.Tier `json:"tier"`
+	CPUs      string        `json:"cpus"`        // that it runs on
+	Owned     string        `json:"owned"`       // these, and siblings that are kept idle
+	Mems      string        `json:"memoryNodes"` // "" for all
+}
+
+// UnplacedPod is a pod of an exclusive tier without CPUs of its own.
+type UnplacedPod struct {
+	UID       string        `json:"uid"`
+	Namespace string        `json:"namespace"`
+	Name      string        `json:"name"`
+	Tier      v1alpha1.Tier `json:"tier"`
+	Why       string        `json:"why"`
 }
 
 // Explained is one cgroup of a pod: the pod itself or a container, wanted against real.

@@ -141,6 +141,10 @@ func (d *Door) routeControl(mux *http.ServeMux) {
 		out, err := e.Containers(r.Context())
 		answer(w, out, err)
 	}))
+	mux.HandleFunc("GET "+control.PathCPUs, withEngine(func(w http.ResponseWriter, r *http.Request, e *engine.Engine) {
+		out, err := e.CPUs(r.Context())
+		answer(w, out, err)
+	}))
 	mux.HandleFunc("GET "+control.PathExplainPod, withEngine(func(w http.ResponseWriter, r *http.Request, e *engine.Engine) {
 		ns, name := r.FormValue("namespace"), r.FormValue("name")
 		out, found, err := e.Explain(r.Context(), ns, name)

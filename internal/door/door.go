@@ -70,6 +70,7 @@ type Door struct {
 	lock     *os.File
 	controls []net.Listener
 	policy   policyFile
+	online   string // sys/devices/system/cpu/online as it was read last
 	runtime  runtimeState
 	core     atomic.Pointer[core]
 	why      atomic.Pointer[string] // why there is no core, or why it only observes; "" and nil for no reason
@@ -165,12 +166,14 @@ func (d *Door) decide(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.engine.Run(ctx) })
 	g.Go(func() error { return d.watchPolicy(ctx, c.engine) })
+	g.Go(func() error { return d.watchCPUs(ctx, c.engine) })
 	g.Go(func() error { return c.link.Run(ctx, d, c.engine) })
 	return g.Wait()
 }
 
 // build makes everything that decides. why says why it only observes, when that was not asked for.
 func (d *Door) build() (c *core, why string, err error) {
+	d.online = d.onlineCPUs() // before the facts: what changes between the two is seen later
 	facts, err := hostfs.Open(d.cfg.Root).ReadFacts()
 	if err != nil {
 		return nil, "", fmt.Errorf("read the facts of this machine: %w", err)
@@ -196,7 +199,7 @@ func (d *Door) build() (c *core, why string, err error) {
 		return nil, "", err
 	}
 	e := engine.New(engine.Config{
-		Cgroups: fs, Runtime: link, StateDir: filepath.Join(d.cfg.RunDir, "records"), Node: facts.Node,
+		Cgroups: fs, Runtime: link, StateDir: filepath.Join(d.cfg.RunDir, "records"), PlacementDir: filepath.Join(d.cfg.RunDir, "placements"), Node: facts.Node, Topology: facts.Topology(), KubeletReserved: d.kubeletReserved(),
 		Policy: compiled, Info: info, Mode: mode, Bypass: d.bypassed(), DecisionBudget: d.cfg.DecisionBudget,
 		Carries: link.Carries, Recheck: d.cfg.Recheck, Clock: time.Now, Log: d.log,
 	})

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
@@ -162,6 +164,9 @@ func (e *Engine) Synchronize(ctx context.Context, list Listing) ([]Offer, error)
 			next, apply := e.decideUpdate(loaded.policy, p.facts, c, asks)
 			differs := slices.DeleteFunc(slices.Clone(apply), func(st policy.Setting) bool {
 				stored := l.Spec.Values[st.Knob]
+				if st.Knob == policy.CPUSetCPUs && !asked {
+					return true // it follows by the file
+				}
 				if !e.cfg.Carries(st.Knob) {
 					return c.changed && !asked // its files are written whatever is stored
 				}
@@ -169,6 +174,9 @@ func (e *Engine) Synchronize(ctx context.Context, list Listing) ([]Offer, error)
 			})
 			if len(differs) == 0 && !asked && !lost {
 				continue
+			}
+			if !asked {
+				next.stored = c.stored
 			}
 			e.counts.decisions.Add(1)
 			s.put(next)
@@ -217,7 +225,7 @@ func unseen(c *container, stored policy.Resources) (asks policy.Resources, any b
 			}
 		}
 		got := stored.Value(k)
-		is := got != "" && got != want
+		is := got != "" && got != want && (k != policy.CPUSetCPUs || got != c.stored)
 		any = any || is
 		return is
 	}
@@ -266,6 +274,7 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 	listed := map[string]bool{}
 	parents := map[string]string{} // of pods, by UID
 	var found, doubted []*container
+	var untold []string // IDs of containers of which nothing was asked yet
 	for id := range list.Pods {
 		listed[id] = true
 	}
@@ -290,9 +299,17 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 			}
 			found = append(found, c)
 		case !l.Exited:
-			found = append(found, e.asFound(ctx, facts, l))
+			c, parent := e.asFound(ctx, facts, l)
+			if parent != "" {
+				parents[facts.UID] = parent
+			}
+			found = append(found, c)
+			if c.asked == nil && c.err == "" {
+				untold = append(untold, l.ID)
+			}
 		}
 	}
+	filed := filedCPUs(journal)
 	running := map[string]bool{}
 	for _, l := range list.Containers {
 		running[l.ID] = l.Running
@@ -314,6 +331,9 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 		}
 		for id, facts := range list.Pods {
 			s.sandboxes[id] = facts.UID
+			if list.Stopped[id] {
+				s.ended[id] = true
+			}
 			p := s.pods[facts.UID]
 			if p == nil {
 				p = newPod(facts)
@@ -344,6 +364,7 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 			case have != nil && (have.id == c.id || listed[have.id] || !before[have.id]):
 				continue
 			}
+			c.filed = filed[c.id]
 			s.put(c)
 			e.show(c)
 			if slices.Contains(doubted, c) {
@@ -358,6 +379,15 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 				stale = append(stale, k)
 			}
 		}
+		for c := range s.all() {
+			c.cpus = "" // whoever wrote while nobody looked
+		}
+		for uid := range s.cpus.placed {
+			if p := s.pods[uid]; p == nil || !s.live(uid) {
+				e.free(s, uid)
+			}
+		}
+		e.reassess(s)
 		for _, uid := range slices.Sorted(maps.Keys(s.pods)) {
 			work = append(work, e.decidePod(s, s.pods[uid], true))
 		}
@@ -369,6 +399,7 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 		close(e.adopted)
 	}
 	return func(ctx context.Context) {
+		e.keep(ctx)
 		for _, k := range stale {
 			e.forget(k)
 		}
@@ -391,7 +422,52 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 			e.sweep(path)
 		}
 		e.wakeClasses()
+		e.inform(ctx, untold)
 	}, nil
+}
+
+// filedCPUs gives the IDs of containers whose cpuset.cpus a file of ours replaced.
+func filedCPUs(journal standing) map[string]bool {
+	out := map[string]bool{}
+	for at, knobs := range journal {
+		if _, ok := knobs[policy.CPUSetCPUs]; !ok || at.Level() != policy.LevelContainer {
+			continue
+		}
+		if base := strings.TrimSuffix(path.Base(string(at)), ".scope"); len(base) >= fullID {
+			out[base[len(base)-fullID:]] = true
+		}
+	}
+	return out
+}
+
+// inform asks the runtime for what a list does not tell of containers without a tier: the CPUs that the kubelet asked, some
+// of which nobody else may use, and their pods' cgroups.
+func (e *Engine) inform(ctx context.Context, ids []string) {
+	for _, id := range ids {
+		spec, err := e.cfg.Runtime.Spec(ctx, id)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			continue // it is gone, or is left alone until its next update
+		}
+		_ = e.query(ctx, func(s *state) { // or the engine ends
+			c := s.byID(id)
+			if c == nil || c.asked != nil || c.before != nil {
+				return
+			}
+			next := *c
+			next.asked = &spec.Resources
+			s.put(&next)
+			if p := s.pods[c.key.PodUID]; p != nil && p.path == "" && spec.CgroupParent != "" {
+				p.facts.CgroupParent, p.facts.KubeQoS = spec.CgroupParent, cri.KubeQoS(spec.CgroupParent)
+				p.path = podPath(p.facts)
+			}
+			e.look(s, &next)
+			e.recount(s)
+		})
+	}
+	e.keep(ctx)
 }
 
 func (l Listed) container(podUID string, st policy.State) *container {
@@ -401,7 +477,7 @@ func (l Listed) container(podUID string, st policy.State) *container {
 // asRecorded is a container that was updated since it was made.
 func asRecorded(rec Record, l Listed, birth Birth) *container {
 	c := l.container(rec.Key.PodUID, rec.State)
-	c.asked, c.decision, c.changed, c.unweighted = rec.Asked, rec.Decision, rec.Changed, rec.Unweighted
+	c.asked, c.decision, c.changed, c.unweighted, c.stored = rec.Asked, rec.Decision, rec.Changed, rec.Unweighted, rec.Stored
 	if c.asked == nil {
 		c.born = &birth.Asked
 	}
@@ -413,8 +489,9 @@ func (e *Engine) asBorn(facts policy.Pod, l Listed, birth Birth) *container {
 	c := l.container(facts.UID, policy.Managed)
 	c.asked, c.decision, c.changed = &birth.Asked, birth.decision(), true
 	c.unweighted = birth.Asked.CPUShares == nil || unsetsWeight(c.decision)
+	c.stored = cpusOf(c.decision)
 	// Decided again it has its reasons too, unless policy or pod have changed.
-	d := e.policy.Load().policy.Container(e.cfg.Node, birth.parent(facts), policy.Container{Name: l.Name, State: policy.Managed, Asked: birth.Asked})
+	d := e.policy.Load().policy.Container(e.node(), birth.parent(facts), policy.Container{Name: l.Name, State: policy.Managed, Asked: birth.Asked})
 	if d.Refusal == nil && birth.agrees(d) {
 		c.decision = d
 	}
@@ -432,22 +509,22 @@ func (e *Engine) doubt(ctx context.Context, c *container) {
 	}
 }
 
-// asFound is a container that was made without us.
-func (e *Engine) asFound(ctx context.Context, facts policy.Pod, l Listed) *container {
-	c := l.container(facts.UID, policy.Adopted)
+// asFound is a container that was made without us. parent is its pod's cgroup where the runtime tells.
+func (e *Engine) asFound(ctx context.Context, facts policy.Pod, l Listed) (c *container, parent string) {
+	c = l.container(facts.UID, policy.Adopted)
 	tier, source, _ := e.policy.Load().policy.Tier(facts)
 	c.decision = policy.Decision{Tier: tier, Source: source}
-	if tier == v1alpha1.None {
-		return c
+	if tier == v1alpha1.None && l.Spec == nil {
+		return c, "" // inform asks
 	}
 	spec, err := e.spec(ctx, l)
 	if err != nil {
 		c.err = fmt.Sprintf("asked values unknown: %v", err)
-		return c
+		return c, ""
 	}
 	c.asked = &spec.Resources
 	c.unweighted = spec.Resources.CPUShares == nil
-	return c
+	return c, spec.CgroupParent
 }
 
 // spec is what the runtime stores of a listed container.

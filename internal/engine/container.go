@@ -50,17 +50,25 @@ func (p Plan) Changes() bool { return len(p.Apply) > 0 || p.Birth != "" }
 func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 	var plan Plan
 	var work podWork
-	var born bool
+	var born, placed bool
 	loaded := e.policy.Load()
 	err := e.ask(ctx, func(s *state) func() {
-		d := loaded.policy.Container(e.cfg.Node, c.Pod, policy.Container{Name: c.Name, State: policy.Managed, Asked: c.Asked})
+		p := s.pods[c.Pod.UID]
+		if p == nil { // its sandbox was made before us
+			p = newPod(c.Pod)
+			s.pods[c.Pod.UID] = p
+		}
+		p.learn(c.Pod)
+		placed = e.introduce(s, p, c)
+		d := loaded.policy.Container(e.node(), p.creating(), policy.Container{Name: c.Name, State: policy.Managed, Asked: c.Asked})
 		ctr := &container{
 			key: c.Key(), sandboxID: c.SandboxID, state: policy.Managed, asked: &c.Asked, decision: d,
-			changed:    e.Enforcing() && d.Refusal == nil && d.Tier != v1alpha1.None,
+			changed:    e.Enforcing() && d.Refusal == nil && (d.Tier != v1alpha1.None || len(d.Settings) > 0),
 			unweighted: c.Asked.CPUShares == nil,
 		}
 		if ctr.changed {
 			ctr.unweighted = ctr.unweighted || unsetsWeight(d)
+			ctr.stored = cpusOf(d)
 		}
 		return func() {
 			e.counts.decisions.Add(1)
@@ -69,14 +77,6 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 				return
 			}
 			s.put(ctr)
-			p := s.pods[c.Pod.UID]
-			if p == nil { // its sandbox was made before us
-				p = newPod(c.Pod)
-				s.pods[c.Pod.UID] = p
-			}
-			if p.facts = c.Pod; p.path == "" {
-				p.path = podPath(c.Pod)
-			}
 			work = e.decidePod(s, p, false)
 			if ctr.changed {
 				plan.Apply = d.Settings
@@ -84,6 +84,13 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 			born = ctr.changed
 		}
 	})
+	if placed { // before the runtime makes the container: who comes after us is to know its CPUs
+		e.background(func() {
+			ctx, cancel := lateContext()
+			defer cancel()
+			e.keep(ctx)
+		})
+	}
 	if err != nil {
 		return Plan{}, err
 	}
@@ -96,6 +103,24 @@ func (e *Engine) Create(ctx context.Context, c Creation) (Plan, error) {
 		e.spawn(func() { e.apply(work) })
 	}
 	return plan, nil
+}
+
+// introduce places the pod of a container that is about to be made, where it has no CPUs of its own and should, and takes
+// note of CPUs that the kubelet's static CPU manager gave the container.
+func (e *Engine) introduce(s *state, p *pod, c Creation) (placed bool) {
+	if _, ok := policy.KubeletExclusive(p.facts, c.Asked); ok {
+		s.put(&container{key: c.Key(), sandboxID: c.SandboxID, state: policy.Managed, asked: &c.Asked})
+		return e.recount(s)
+	}
+	return e.settle(s, p)
+}
+
+// cpusOf is the cpuset.cpus of a decision, "" for none.
+func cpusOf(d policy.Decision) string {
+	if s := find(d.Settings, policy.CPUSetCPUs); s != nil {
+		return s.Value
+	}
+	return ""
 }
 
 func unsetsWeight(d policy.Decision) bool {
@@ -244,7 +269,8 @@ func (e *Engine) Created(c Creation, p Plan, id string) {
 // miss makes a container one that a door failed open for.
 func (e *Engine) miss(pod policy.Pod, c *container, why string) {
 	c.state, c.changed, c.unweighted, c.err = policy.Missed, false, c.lastAsked().CPUShares == nil, why
-	c.decision = e.policy.Load().policy.Container(e.cfg.Node, pod, policy.Container{Name: c.key.Name, State: policy.Missed, Asked: c.lastAsked()})
+	c.stored = ""
+	c.decision = e.policy.Load().policy.Container(e.node(), pod, policy.Container{Name: c.key.Name, State: policy.Missed, Asked: c.lastAsked()})
 }
 
 // Missed reports that a creation passed unmodified though Create had a plan for it. The call that follows is Created or
@@ -274,12 +300,18 @@ func (e *Engine) CreateFailed(k Key) {
 			return nil
 		}
 		work := e.decidePod(s, p, false)
-		return func(context.Context) { e.apply(work) }
+		counted := c.lastAsked().CPUSetCPUs != "" && e.recount(s)
+		return func(ctx context.Context) {
+			if counted {
+				e.keep(ctx)
+			}
+			e.apply(work)
+		}
 	})
 }
 
 func (c *container) record(p *pod) Record {
-	return Record{Key: c.key, ID: c.id, State: c.state, Pod: RecordedPod{p.facts.CgroupParent}, Asked: c.asked, Decision: c.decision, Changed: c.changed, Unweighted: c.unweighted}
+	return Record{Key: c.key, ID: c.id, State: c.state, Pod: RecordedPod{p.facts.CgroupParent}, Asked: c.asked, Decision: c.decision, Changed: c.changed, Unweighted: c.unweighted, Stored: c.stored}
 }
 
 // Started reports that the runtime has started the container, and writes what the protocol could not carry.
@@ -289,6 +321,7 @@ func (e *Engine) Started(id string) {
 		if c == nil {
 			return nil
 		}
+		e.look(s, c) // the pools may have changed since its message was made
 		settings := e.afterStart(c)
 		if len(settings) == 0 {
 			return nil
@@ -417,6 +450,13 @@ func (e *Engine) Update(ctx context.Context, id string, asks policy.Resources) (
 			}
 			s.put(next)
 			e.show(next)
+			if next.lastAsked().CPUSetCPUs != c.lastAsked().CPUSetCPUs && e.recount(s) {
+				e.spawn(func() {
+					ctx, cancel := lateContext()
+					defer cancel()
+					e.keep(ctx)
+				})
+			}
 		}
 	})
 	if err != nil {
@@ -451,7 +491,7 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 			// idle, and shares that pass to it would fail its updates.
 			st = policy.Managed
 		}
-		return p.Container(e.cfg.Node, pod, policy.Container{Name: c.key.Name, State: st, Asked: asked})
+		return p.Container(e.node(), pod, policy.Container{Name: c.key.Name, State: st, Asked: asked})
 	}
 	d := decide(c.state)
 	if !c.unweighted && find(d.Settings, policy.CPUIdle) != nil {
@@ -466,10 +506,11 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 		n.unweighted = c.unweighted && asks.CPUShares == nil
 		return &n, nil
 	}
+	e.keepMems(c, &d)
 	// Only the creation sets an I/O priority, so what it set is what there is.
 	d.Settings = slices.DeleteFunc(d.Settings, func(s policy.Setting) bool { return s.Knob == policy.IOPriority })
 	if c.changed {
-		apply = dropped(c.decision, d, asked, e.cfg.Node)
+		apply = dropped(c.decision, d, asked, e.node())
 		for _, k := range []policy.Knob{policy.OOMScoreAdj, policy.IOPriority} {
 			if s := find(c.decision.Settings, k); s != nil && find(d.Settings, k) == nil {
 				d.Settings = append(slices.Clip(d.Settings), *s) // no update takes it out of the stored spec
@@ -479,6 +520,11 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 	apply = slices.Concat(d.Settings, apply)
 	n.decision = d
 	n.changed = c.changed || len(apply) > 0
+	if s := find(apply, policy.CPUSetCPUs); s != nil {
+		if n.stored = s.Value; s.Rule == "asked" {
+			n.stored = ""
+		}
+	}
 	weight := find(apply, policy.CPUWeight)
 	switch {
 	case weight == nil:
@@ -487,6 +533,21 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 		n.unweighted = false
 	}
 	return &n, apply
+}
+
+// keepMems makes a decision leave the memory nodes of a running container where its creation put them, unless the policy
+// says otherwise: a write of cpuset.mems moves its pages.
+func (e *Engine) keepMems(c *container, d *policy.Decision) {
+	if e.policy.Load().policy.MigratesMemory(d.Tier) {
+		return
+	}
+	var has *policy.Setting
+	if c.changed {
+		has = find(c.decision.Settings, policy.CPUSetMems)
+	}
+	if now := find(d.Settings, policy.CPUSetMems); now != nil || has != nil {
+		d.Settings = withSetting(d.Settings, policy.CPUSetMems, has)
+	}
 }
 
 // inTheWay gives what of ours the kernel would refuse the update for, as it stands there before: runtimes write a quota
@@ -627,6 +688,9 @@ func (e *Engine) Updated(plan Plan, ok bool) {
 		if p := s.pods[u.next.key.PodUID]; p != nil {
 			work = e.decidePod(s, p, false)
 		}
+		if now := s.get(u.next.key); now != nil {
+			e.look(s, now) // the runtime has written what was stored when it began
+		}
 		return func(ctx context.Context) {
 			if rec != nil {
 				e.remember(*rec)
@@ -659,12 +723,17 @@ func (e *Engine) gone(s *state, c *container) func(context.Context) {
 	if p := s.pods[c.key.PodUID]; p != nil {
 		work = e.decidePod(s, p, false)
 	}
+	counted := c.lastAsked().CPUSetCPUs != "" && e.recount(s)
 	key, id, path := c.key, c.id, c.path
-	return func(context.Context) {
+	return func(ctx context.Context) {
 		if !replaced {
 			e.forget(key)
 		}
+		if counted {
+			e.keep(ctx)
+		}
 		e.outcome("container files", id, nil)
+		e.outcome("container CPUs", id, nil)
 		if path != "" {
 			e.outcome("journal", id, e.cfg.Cgroups.Forget(path))
 		}

@@ -99,7 +99,7 @@ func (e *Engine) release(ctx context.Context, c container) (cgroup.Path, error) 
 		if s.Knob == policy.CPUIdle || s.Knob == policy.CPUMaxBurst {
 			first = append(first, s)
 		}
-		if v := policy.Neutral(e.cfg.Node, s, c.lastAsked()); v != "" {
+		if v := policy.Neutral(e.node(), s, c.lastAsked()); v != "" {
 			s.Value = v
 			back = append(back, s)
 		}
@@ -126,6 +126,7 @@ func (e *Engine) release(ctx context.Context, c container) (cgroup.Path, error) 
 		return "", err
 	}
 	c.state, c.changed, c.unweighted, c.decision = policy.Adopted, false, false, policy.Decision{Tier: c.decision.Tier, Source: c.decision.Source}
+	c.stored, c.cpus, c.filed = "", "", false
 	var rec *Record
 	if err := e.query(ctx, func(s *state) {
 		if now := s.get(c.key); now != nil && now.id == c.id {

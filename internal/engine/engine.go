@@ -23,9 +23,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/utils/cpuset"
+
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/cgroup"
 	"github.com/tideline-io/tideline/internal/control"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -80,11 +83,14 @@ type Runtime interface {
 type Spec struct {
 	Resources policy.Resources       // the runtime's typed resources
 	Values    map[policy.Knob]string // the stored spec, by knob, in the knob's format
+	// CgroupParent of its pod as the kubelet names it, where the runtime tells: "" for not told.
+	CgroupParent string
 }
 
 // Listing is the answer of one list call.
 type Listing struct {
 	Pods       map[string]policy.Pod // by sandbox ID
+	Stopped    map[string]bool       // IDs of sandboxes that run no more
 	Containers []Listed
 }
 
@@ -100,14 +106,19 @@ type Listed struct {
 
 // Config is what an engine is made of. All fields are needed unless said.
 type Config struct {
-	Cgroups  *cgroup.FS
-	Runtime  Runtime
-	StateDir string // records of containers; made by Run when missing, the folder above it is not
-	Node     policy.Node
-	Policy   *policy.Policy
-	Info     control.PolicyStatus
-	Mode     control.Mode
-	Bypass   bool // start in bypass
+	Cgroups      *cgroup.FS
+	Runtime      Runtime
+	StateDir     string // records of containers; made by Run when missing, the folder above it is not
+	PlacementDir string // placements of pods; the same
+	Node         policy.Node
+	// Topology is the CPUs that pods of exclusive tiers are placed on. Without one no pod is placed.
+	Topology placement.Topology
+	// KubeletReserved is CPUs that the kubelet's configuration keeps for the host (reservedSystemCPUs).
+	KubeletReserved cpuset.CPUSet
+	Policy          *policy.Policy
+	Info            control.PolicyStatus
+	Mode            control.Mode
+	Bypass          bool // start in bypass
 	// DecisionBudget is what a call waits for its decision; 0 is DefaultDecisionBudget.
 	DecisionBudget time.Duration
 	// Carries says whether the door's protocol carries a container's knob; the engine writes the others to files. An I/O
@@ -122,22 +133,25 @@ type Config struct {
 
 // Engine is the state of a node. Its methods may be called by several goroutines.
 type Engine struct {
-	cfg     Config
-	records records
-	ops     chan *op
-	policy  atomic.Pointer[loadedPolicy]
-	bypass  atomic.Bool
-	views   sync.Map     // container ID -> *View, of those whose message we changed
-	viewed  atomic.Int64 // how many there are
-	counts  counts
-	classes chan struct{} // wakes the worker that keeps the class cgroups
-	adopt   chan struct{} // wakes the worker that lists the runtime's containers
-	gate    sync.RWMutex  // held for reading while files are written
-	reading chan struct{} // has a place for who reads the runtime's containers
-	made    time.Time
-	adopted chan struct{} // closed when the runtime's containers were read once
-	closing chan struct{} // closed when Run is to end: nothing new is begun in the background
-	stopped chan struct{} // closed when Run has ended: nobody performs a step any more
+	cfg        Config
+	records    records
+	placements placements
+	facts      atomic.Pointer[policy.Node] // the node at the moment: its pools change
+	ops        chan *op
+	policy     atomic.Pointer[loadedPolicy]
+	bypass     atomic.Bool
+	views      sync.Map     // container ID -> *View, of those whose message we changed
+	viewed     atomic.Int64 // how many there are
+	counts     counts
+	classes    chan struct{} // wakes the worker that keeps the class cgroups
+	adopt      chan struct{} // wakes the worker that lists the runtime's containers
+	moves      chan struct{} // wakes the worker that has running containers follow the pools
+	gate       sync.RWMutex  // held for reading while files are written
+	reading    chan struct{} // has a place for who reads the runtime's containers
+	made       time.Time
+	adopted    chan struct{} // closed when the runtime's containers were read once
+	closing    chan struct{} // closed when Run is to end: nothing new is begun in the background
+	stopped    chan struct{} // closed when Run has ended: nobody performs a step any more
 
 	mu       sync.Mutex
 	troubles map[trouble]control.Degraded
@@ -174,11 +188,12 @@ func New(cfg Config) *Engine {
 		cfg.Node.Features = features
 	}
 	e := &Engine{
-		cfg: cfg, records: records{dir: cfg.StateDir}, ops: make(chan *op, 1024),
-		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1), reading: make(chan struct{}, 1),
+		cfg: cfg, records: records{dir: cfg.StateDir}, placements: placements{dir: cfg.PlacementDir}, ops: make(chan *op, 1024),
+		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1), moves: make(chan struct{}, 1), reading: make(chan struct{}, 1),
 		made: time.Now(), adopted: make(chan struct{}), closing: make(chan struct{}), stopped: make(chan struct{}), troubles: map[trouble]control.Degraded{},
 	}
 	e.policy.Store(&loadedPolicy{cfg.Policy, cfg.Info})
+	e.facts.Store(&cfg.Node)
 	e.bypass.Store(cfg.Bypass)
 	return e
 }
@@ -188,12 +203,14 @@ func (e *Engine) Run(ctx context.Context) error {
 	s := newState()
 	defer close(e.stopped)
 	e.outcome("records", "", e.records.open())
+	e.restore(s) // before the first call: the CPUs of pods that run are not to be given away again
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		var workers sync.WaitGroup
 		workers.Go(func() { e.classWorker(ctx) })
 		workers.Go(func() { e.adoptWorker(ctx) })
+		workers.Go(func() { e.poolWorker(ctx) })
 		<-ctx.Done()
 		e.mu.Lock()
 		close(e.closing)
@@ -393,9 +410,14 @@ func (e *Engine) whileEnforcing(f func()) {
 	}
 }
 
-// SetPolicy puts another policy in force: for pods and classes at once, for containers with their next update.
+// SetPolicy puts another policy in force: for pods, classes and the CPUs of containers at once, for all else of containers
+// with their next update.
 func (e *Engine) SetPolicy(p *policy.Policy, info control.PolicyStatus) {
 	e.policy.Store(&loadedPolicy{p, info})
+	e.post(func(s *state) func(context.Context) {
+		e.reassess(s)
+		return e.keep
+	})
 	e.Adopt()
 }
 

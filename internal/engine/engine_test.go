@@ -26,8 +26,8 @@ func TestTiers(t *testing.T) {
 		low    string // memory.low of the pod on v2
 		burst  string // burst of the pod, whose quota stays at 400000
 	}{
-		{tier: v1alpha1.LSE, asks: asks(2048, 200000, gi), v2: knobs{policy.MemoryLow: "1073741824"}, weight: "500", low: "1073741824", burst: "0"},
-		{tier: v1alpha1.LSR, asks: asks(2048, 200000, gi), v2: knobs{policy.MemoryLow: "1073741824"}, weight: "500", low: "1073741824", burst: "0"},
+		{tier: v1alpha1.LSE, asks: asks(2048, 200000, gi), v1: knobs{policy.CPUSetCPUs: "0"}, v2: knobs{policy.CPUSetCPUs: "0", policy.MemoryLow: "1073741824"}, weight: "500", low: "1073741824", burst: "0"},
+		{tier: v1alpha1.LSR, asks: asks(2048, 200000, gi), v1: knobs{policy.CPUSetCPUs: "0"}, v2: knobs{policy.CPUSetCPUs: "0", policy.MemoryLow: "1073741824"}, weight: "500", low: "1073741824", burst: "0"},
 		{tier: v1alpha1.LS, class: "/burstable", asks: asks(1024, 150000, gi), v1: knobs{policy.CPUMaxBurst: "150000"},
 			v2: knobs{policy.CPUMaxBurst: "150000", policy.MemoryLow: "536870912"}, weight: "200", low: "536870912", burst: "150000"},
 		{tier: v1alpha1.BE, class: "/besteffort", asks: asks(2, 0, 0),
@@ -237,7 +237,7 @@ func TestPodBurst(t *testing.T) {
 			m.want(at, burst, "100000")
 
 			// The kubelet resizes the pod to a quota that the kernel would refuse because of the burst.
-			m.e.PodResizing(t.Context(), "sa")
+			m.e.PodResizing(t.Context(), "sa", policy.Resources{})
 			if got := m.file(at, burst); got != "0" {
 				t.Errorf("%s is %s when the kubelet writes", burst, got)
 			}
@@ -246,10 +246,10 @@ func TestPodBurst(t *testing.T) {
 			m.want(at, burst, "50000") // the containers' sum is still above the quota
 
 			// The second of two announcements wins: nothing comes back between it and the kubelet's write.
-			m.e.PodResizing(t.Context(), "sa")
+			m.e.PodResizing(t.Context(), "sa", policy.Resources{})
 			m.e.PodResized("sa")
 			time.Sleep(50 * time.Millisecond)
-			m.e.PodResizing(t.Context(), "sa")
+			m.e.PodResizing(t.Context(), "sa", policy.Resources{})
 			time.Sleep(400 * time.Millisecond)
 			if got := m.file(at, burst); got != "0" {
 				t.Errorf("%s is %s when the kubelet writes again", burst, got)

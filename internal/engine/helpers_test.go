@@ -17,6 +17,7 @@ import (
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/engine/enginetest"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -27,17 +28,18 @@ const patience = 30 * time.Second
 
 // machine is a node with an engine.
 type machine struct {
-	t       testing.TB
-	k       *cgrouptest.Kernel
-	rt      *enginetest.Runtime
-	e       *engine.Engine
-	layout  cgrouptest.Layout
-	version int
-	state   string // folder of records
-	journal string
-	stop    func() // ends the engine and waits
-	edit    func(*engine.Config)
-	pids    int
+	t          testing.TB
+	k          *cgrouptest.Kernel
+	rt         *enginetest.Runtime
+	e          *engine.Engine
+	layout     cgrouptest.Layout
+	version    int
+	state      string // folder of records
+	journal    string
+	placements string
+	stop       func() // ends the engine and waits
+	edit       func(*engine.Config)
+	pids       int
 }
 
 func newMachine(t testing.TB, layout cgrouptest.Layout, edit func(*engine.Config)) *machine {
@@ -46,7 +48,7 @@ func newMachine(t testing.TB, layout cgrouptest.Layout, edit func(*engine.Config
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{t: t, k: k, rt: enginetest.New(), layout: layout, version: 2, state: t.TempDir(), journal: t.TempDir(), edit: edit, pids: 100}
+	m := &machine{t: t, k: k, rt: enginetest.New(), layout: layout, version: 2, state: t.TempDir(), journal: t.TempDir(), placements: t.TempDir(), edit: edit, pids: 100}
 	if layout == cgrouptest.V1 {
 		m.version = 1
 	}
@@ -68,6 +70,15 @@ func compile(t testing.TB, edit func(*v1alpha1.QoSPolicySpec)) *policy.Policy {
 	return p
 }
 
+// flat is a machine with one NUMA node and a core for each CPU.
+func flat(n int) placement.Topology {
+	t := placement.Topology{Nodes: []placement.Node{{ID: 0, Memory: true, Distances: map[int]int{0: 10}}}}
+	for i := range n {
+		t.CPUs = append(t.CPUs, placement.CPU{ID: i, L2: i, Core: i})
+	}
+	return t
+}
+
 // start makes a new engine over the same folders, as a new process does, and has it read the runtime.
 func (m *machine) start() {
 	m.t.Helper()
@@ -80,7 +91,7 @@ func (m *machine) start() {
 		features[k] = policy.Feature{Support: policy.Supported}
 	}
 	cfg := engine.Config{
-		Cgroups: fs, Runtime: m.rt, StateDir: m.state,
+		Cgroups: fs, Runtime: m.rt, StateDir: m.state, PlacementDir: m.placements, Topology: flat(4),
 		Node:   policy.Node{CgroupVersion: m.version, Online: cpuset.New(0, 1, 2, 3), Features: features, PageSize: 4096},
 		Policy: compile(m.t, nil), Info: control.PolicyStatus{Name: "default", Generation: 1}, Mode: control.ModeEnforce,
 		Carries: func(k policy.Knob) bool { return cri.Carries(m.version, k) }, Clock: time.Now, Log: slog.New(slog.DiscardHandler),
@@ -195,6 +206,9 @@ func (m *machine) pod(uid string, tier v1alpha1.Tier, class string, annotations 
 	}
 	if tier != v1alpha1.None {
 		p.Labels = map[string]string{v1alpha1.LabelQoS: string(tier)}
+	}
+	if tier.Exclusive() {
+		p.Resources = asks(1024, 100000, 0)
 	}
 	for i := 0; i < len(annotations); i += 2 {
 		if p.Annotations == nil {

@@ -25,6 +25,7 @@ func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
 		}
 	}
 	var work podWork
+	var placed bool
 	err := e.ask(ctx, func(s *state) func() {
 		return func() {
 			p := s.pods[facts.UID]
@@ -32,7 +33,9 @@ func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
 				p = newPod(facts)
 				s.pods[facts.UID] = p
 			}
-			p.facts, p.path = facts, podPath(facts)
+			p.learn(facts)
+			p.path = podPath(facts)
+			placed = e.settle(s, p)
 			work = e.decidePod(s, p, true)
 		}
 	})
@@ -42,8 +45,15 @@ func (e *Engine) PodStarting(ctx context.Context, facts policy.Pod) {
 	}
 	e.countBad(work.decision)
 	e.log(work.decision, facts, "", "decide pod")
-	if work.path != "" {
-		e.background(func() { e.apply(work) })
+	if work.path != "" || placed {
+		e.background(func() {
+			if placed {
+				ctx, cancel := lateContext()
+				defer cancel()
+				e.keep(ctx)
+			}
+			e.apply(work)
+		})
 	}
 }
 
@@ -70,12 +80,22 @@ func (e *Engine) PodStarted(facts policy.Pod, sandboxID string) {
 func (e *Engine) PodFailed(uid string) {
 	e.tell(func(s *state) func(context.Context) {
 		p := s.pods[uid]
-		if p == nil || s.hasSandbox(uid) {
+		if p == nil {
 			return nil
 		}
+		if s.hasSandbox(uid) {
+			if s.live(uid) || !e.freed(s, uid) { // one is left that has ended
+				return nil
+			}
+			return e.keep
+		}
+		freed := e.freed(s, uid)
 		delete(s.pods, uid)
 		turn, path, seq := p.turn, p.path, p.seq
-		return func(context.Context) {
+		return func(ctx context.Context) {
+			if freed {
+				e.keep(ctx)
+			}
 			turn.mu.Lock()
 			defer turn.mu.Unlock()
 			turn.last = seq + 1
@@ -99,15 +119,23 @@ func (e *Engine) PodFacts(ctx context.Context, sandboxID string) (facts policy.P
 	return facts, known
 }
 
-// PodResizing takes away what of ours would make the kubelet's next write to the pod's own cgroup fail: the kernel refuses
+// PodResizing says that the kubelet is about to give a pod these resources. A pod of an exclusive tier gets as many CPUs,
+// or there is a refusal and nothing changes: the kubelet then gives the resize up for now and says so in the pod's status.
+//
+// It takes away what of ours would make the kubelet's next write to the pod's own cgroup fail: the kernel refuses
 // a quota below the burst. The kubelet writes as soon as its call is answered, so the call waits for this.
-func (e *Engine) PodResizing(ctx context.Context, sandboxID string) {
+func (e *Engine) PodResizing(ctx context.Context, sandboxID string, asks policy.Resources) *policy.Refusal {
 	ctx, cancel := context.WithTimeout(ctx, e.lowerBudget())
 	defer cancel()
 	var w podWork
-	if err := e.query(ctx, func(s *state) {
+	var refusal *policy.Refusal
+	var placed bool
+	err := e.query(ctx, func(s *state) {
 		p := s.pods[s.sandboxes[sandboxID]]
 		if p == nil {
+			return
+		}
+		if refusal, placed = e.resize(s, p, asks); refusal != nil && e.Enforcing() {
 			return
 		}
 		p.resizes++
@@ -115,8 +143,17 @@ func (e *Engine) PodResizing(ctx context.Context, sandboxID string) {
 			p.seq++
 			w = podWork{path: p.path, seq: p.seq, turn: p.turn}
 		}
-	}); err != nil || w.path == "" {
-		return
+	})
+	switch {
+	case err != nil:
+		return nil
+	case refusal != nil && e.Enforcing():
+		return refusal
+	case placed:
+		e.keep(ctx)
+	}
+	if w.path == "" {
+		return nil
 	}
 	w.turn.mu.Lock()
 	defer w.turn.mu.Unlock()
@@ -127,6 +164,7 @@ func (e *Engine) PodResizing(ctx context.Context, sandboxID string) {
 			e.cfg.Log.Warn("make way for a resize, which may be refused", "cgroup", w.path, "err", err)
 		}
 	})
+	return nil
 }
 
 // PodResized reports that the kubelet is about to write the pod's own cgroup. What PodResizing took away is written
@@ -167,7 +205,13 @@ func (e *Engine) PodRemoved(sandboxID string) {
 		if p == nil {
 			return nil // unknown, or there is a newer sandbox of the same pod
 		}
-		return func(context.Context) { e.podGone(p.path) }
+		freed := e.freed(s, p.facts.UID)
+		return func(ctx context.Context) {
+			if freed {
+				e.keep(ctx)
+			}
+			e.podGone(p.path)
+		}
 	})
 }
 
@@ -209,7 +253,7 @@ type podWork struct {
 // decidePod decides on the pod's own cgroup anew; the owner goroutine alone calls it. There is work where the decision
 // differs from what was written last, or where again says that somebody may have written over it.
 func (e *Engine) decidePod(s *state, p *pod, again bool) podWork {
-	p.decision = e.policy.Load().policy.Pod(e.cfg.Node, p.facts, s.facts(p.facts.UID))
+	p.decision = e.policy.Load().policy.Pod(e.node(), p.facts, s.facts(p.facts.UID))
 	if p.path == "" || !e.Enforcing() || len(p.decision.Settings)+len(p.held) == 0 {
 		return podWork{decision: p.decision}
 	}
@@ -340,7 +384,7 @@ func (e *Engine) classWorker(ctx context.Context) {
 		}); err != nil {
 			continue
 		}
-		want := e.policy.Load().policy.Classes(e.cfg.Node, pods)
+		want := e.policy.Load().policy.Classes(e.node(), pods)
 		e.whileEnforcing(func() {
 			if written == nil {
 				all, err := e.journalled()

@@ -30,6 +30,7 @@ type Record struct {
 	Decision   policy.Decision   `json:"decision"`
 	Changed    bool              `json:"changed"`
 	Unweighted bool              `json:"unweighted"`
+	Stored     string            `json:"stored,omitempty"` // the cpuset.cpus of ours in the runtime's stored spec
 }
 
 // RecordedPod is what the runtime's list does not tell of a pod.
@@ -157,24 +158,33 @@ func (r *records) read() (map[Key]Record, error) {
 }
 
 func readRecord(path string) (Record, error) {
-	info, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return Record{}, fmt.Errorf("read record: %w", err)
-	case !info.Mode().IsRegular():
-		return Record{}, fmt.Errorf("read record %s: no regular file", path)
-	case info.Size() > maxRecord:
-		return Record{}, fmt.Errorf("read record %s: %d bytes, at most %d", path, info.Size(), maxRecord)
-	}
-	data, err := os.ReadFile(path)
+	data, err := readSmall(path)
 	if err != nil {
-		return Record{}, fmt.Errorf("read record: %w", err)
+		return Record{}, err
 	}
 	rec, err := parseRecord(data)
 	if err != nil {
 		return Record{}, fmt.Errorf("read record %s: %w", path, err)
 	}
 	return rec, nil
+}
+
+// readSmall reads a regular file of at most maxRecord bytes.
+func readSmall(path string) ([]byte, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read record: %w", err)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("read record %s: no regular file", path)
+	case info.Size() > maxRecord:
+		return nil, fmt.Errorf("read record %s: %d bytes, at most %d", path, info.Size(), maxRecord)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read record: %w", err)
+	}
+	return data, nil
 }
 
 // parseRecord reads a record. What it says is trusted as far as it is of our making: values go to the runtime.

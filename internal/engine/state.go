@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -31,10 +32,15 @@ type state struct {
 	sandboxes  map[string]string             // sandbox ID -> pod UID
 	containers map[string]map[Key]*container // by pod UID; put and drop change it
 	ids        map[string]Key                // container ID -> key
+	ended      map[string]bool               // IDs of sandboxes whose processes were stopped
+	cpus       cpus
 }
 
 func newState() *state {
-	return &state{pods: map[string]*pod{}, sandboxes: map[string]string{}, containers: map[string]map[Key]*container{}, ids: map[string]Key{}}
+	return &state{
+		pods: map[string]*pod{}, sandboxes: map[string]string{}, containers: map[string]map[Key]*container{}, ids: map[string]Key{},
+		ended: map[string]bool{}, cpus: cpus{placed: map[string]placement.Assignment{}, moving: map[Key]bool{}},
+	}
 }
 
 // pod is a pod that has a sandbox, or is about to get one.
@@ -46,6 +52,9 @@ type pod struct {
 	seq      uint64                 // counts the decisions
 	turn     *turn
 	resizes  uint64 // counts the kubelet's announcements of a write to the pod's cgroup
+	why      error  // why it has no CPUs of its own, though its tier should; facts.Placed has them if it does
+	since    int64  // when it was first to be placed, in Unix nanoseconds
+	told     bool   // a message of its own has told of it, and not a list alone
 }
 
 // turn keeps writes to one pod's cgroup in the order of their decisions: of two that come at once the older may be late.
@@ -59,8 +68,8 @@ func newPod(facts policy.Pod) *pod {
 	return &pod{facts: facts, path: podPath(facts), held: map[policy.Knob]string{}, turn: &turn{}}
 }
 
-// container is one instance. What a pointer to it shows of fields other than path and err never changes once it is in
-// the state: an update makes a copy, so that there is something to go back to.
+// container is one instance. What a pointer to it shows of fields other than path, err, cpus and filed never changes once it
+// is in the state: an update makes a copy, so that there is something to go back to.
 //
 //	created      managed    asked and decided at creation, record and annotation written
 //	started                 rest written to the files of path
@@ -81,9 +90,13 @@ type container struct {
 	// unweighted says that the stored spec holds no CPU shares, which every update would send again: the kernel refuses
 	// them while cpu.idle is 1.
 	unweighted bool
-	path       cgroup.Path // once it was looked up
-	err        string
-	before     *container // while an update is under way
+	// stored is the cpuset.cpus of ours in the runtime's stored spec; "" for none. The decision follows the pools by files.
+	stored string
+	cpus   string      // the cpuset.cpus that was seen to stand in the kernel; "" for not known, or for what stood there before us
+	filed  bool        // a file of ours replaced its cpuset.cpus, so that the journal holds what stood there before
+	path   cgroup.Path // once it was looked up
+	err    string
+	before *container // while an update is under way
 }
 
 // lastAsked is the best that is known of what was asked.
@@ -193,6 +206,7 @@ func (s *state) dropSandbox(id string) *pod {
 		return nil
 	}
 	delete(s.sandboxes, id)
+	delete(s.ended, id)
 	if s.hasSandbox(uid) {
 		return nil
 	}

@@ -10,12 +10,13 @@ import (
 
 // wishes is what the annotations of a pod ask for, without those that are bad.
 type wishes struct {
-	requests *v1alpha1.Requests
-	batch    *v1alpha1.BatchResources
-	batchKey string // the annotation that batch came from
-	memory   v1alpha1.MemoryQoS
-	io       v1alpha1.IOQoS
-	bad      []badAnnotation
+	requests  *v1alpha1.Requests
+	batch     *v1alpha1.BatchResources
+	batchKey  string // the annotation that batch came from
+	memory    v1alpha1.MemoryQoS
+	io        v1alpha1.IOQoS
+	placement v1alpha1.CPUPlacement
+	bad       []badAnnotation
 }
 
 type badAnnotation struct {
@@ -70,6 +71,16 @@ func (p *Policy) readWishes(pod Pod, tier v1alpha1.Tier) wishes {
 			w.refuse(v1alpha1.AnnotationIOQoS, true, excess)
 		} else {
 			w.io = q
+		}
+	}
+	if s, ok := pod.Annotations[v1alpha1.AnnotationCPUPlacement]; ok {
+		c, err := v1alpha1.ParseCPUPlacement(s)
+		if err != nil {
+			w.refuse(v1alpha1.AnnotationCPUPlacement, true, problems(err))
+		} else if excess := p.placementExcess(c, tier); excess != "" {
+			w.refuse(v1alpha1.AnnotationCPUPlacement, true, excess)
+		} else {
+			w.placement = c
 		}
 	}
 	return w
@@ -153,7 +164,7 @@ type who struct {
 	refusal *Refusal
 }
 
-// identify finds the tier and reads the annotations. A bad annotation is ignored whole, and noted; where the tier is
+// identify finds the tier and reads the annotations, and looks whether the pod could be placed. A bad annotation is ignored whole, and noted; where the tier is
 // exclusive and its policy refuses what can't be honoured, a pod of our own label is refused, since it would run with
 // other protection than it asked for, and a pod of a peer's label or a rule falls to LS.
 func (p *Policy) identify(pod Pod) who {
@@ -180,6 +191,17 @@ func (p *Policy) identify(pod Pod) who {
 				Code:    NoteBadAnnotation,
 				Message: "tier " + string(w.tier) + " from " + w.source.text() + " can't be honoured with a bad annotation " + first.key + ", so the pod is treated as LS",
 			})
+			w.tier = v1alpha1.LS
+			w.wishes = p.readWishes(pod, w.tier)
+		}
+	}
+	if w.tier.Exclusive() && w.refusal == nil && pod.Placed != nil && pod.Placed.Why != "" {
+		tier := w.tier
+		if p.refuses(tier, w.source) {
+			w.refusal = &Refusal{Key: w.source.Key, Message: pod.Placed.Why + "; tier " + string(tier) + " refuses the container rather than run it without CPUs of its own (tiers." + string(tier) + ".onError)"}
+		} else {
+			w.notes = append(w.notes, Note{Code: NoteUnplaced, Knob: CPUSetCPUs,
+				Message: "tier " + string(tier) + " from " + w.source.text() + " can't be honoured, so the pod is treated as LS: " + pod.Placed.Why})
 			w.tier = v1alpha1.LS
 			w.wishes = p.readWishes(pod, w.tier)
 		}

@@ -12,6 +12,8 @@ func (r *Resources) Value(k Knob) string {
 	switch k {
 	case CPUSetCPUs:
 		return r.CPUSetCPUs
+	case CPUSetMems:
+		return r.CPUSetMems
 	case CPUWeight:
 		return integer(r.CPUShares)
 	case CPUMax:

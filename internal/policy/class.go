@@ -83,7 +83,7 @@ func bestEffort(class string) bool {
 }
 
 // Neutral is the value that takes a setting back: what the kubelet asked, else the kernel's default said explicitly.
-// "" means that there is none to be said: a weight that nobody asked, and what processes have,
+// "" means that there is none to be said: a weight or memory nodes that nobody asked, and what processes have,
 // which no update changes.
 func Neutral(n Node, s Setting, asked Resources) string {
 	if s.Knob.OfProcess() {

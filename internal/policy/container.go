@@ -8,14 +8,18 @@ import (
 )
 
 // Container decides the settings of one container (LevelContainer). It is pure: the same facts give the same decision.
-// A pod without a tier gets a decision without settings.
+// A pod without a tier gets no more than CPUs that no other pod owns.
 func (p *Policy) Container(n Node, pod Pod, c Container) Decision {
 	w := p.identify(pod)
 	d := deciding{
 		Decision: Decision{Tier: w.tier, Source: w.source, Notes: w.notes, Refusal: w.refusal},
 		node:     n, wishes: w.wishes, level: LevelContainer,
 	}
-	if w.tier == v1alpha1.None || w.refusal != nil {
+	if w.refusal != nil {
+		return d.Decision
+	}
+	if w.tier == v1alpha1.None {
+		d.cpuset(p, &pod, &c)
 		return d.Decision
 	}
 	d.tp = p.tiers[w.tier]
@@ -24,7 +28,7 @@ func (p *Policy) Container(n Node, pod Pod, c Container) Decision {
 	}
 	idle := d.idle(&c)
 	// In the order of Knobs.
-	d.cpuset(p, &c)
+	d.cpuset(p, &pod, &c)
 	if idle {
 		d.unsetWeight(&c)
 	}
@@ -135,53 +139,6 @@ func (d *deciding) idle(c *Container) bool {
 		return false
 	}
 	return true
-}
-
-func (d *deciding) cpuset(p *Policy, c *Container) {
-	if d.Tier.Exclusive() {
-		d.note(NoteNotBuilt, CPUSetCPUs, "tier "+string(d.Tier)+": placement on CPUs of its own comes with a later version; until then this container's CPUs are the kubelet's")
-		return
-	}
-	asked := c.Asked.CPUSetCPUs
-	if asked == "" && p.reserved.IsEmpty() {
-		return // the pool is every online CPU
-	}
-	online := units.CPUMaskOf(d.node.Online)
-	pool, ok := p.pool(d.Tier, &online)
-	if !ok {
-		return
-	}
-	if online.IsEmpty() {
-		d.note(NoteUnknownInput, CPUSetCPUs, "the online CPUs of this node are unknown, so cpuset.cpus stays the kubelet's")
-		return
-	}
-	if pool.IsEmpty() {
-		d.note(NoteKept, CPUSetCPUs, "every online CPU is reserved, so the pool of tier "+string(d.Tier)+" is empty and cpuset.cpus stays the kubelet's")
-		return
-	}
-	if asked == "" {
-		if pool != online {
-			d.put(Setting{Knob: CPUSetCPUs, Value: pool.String(), Rule: "reservedCPUs",
-				Reason: "the pool of tier " + string(d.Tier) + ": all online CPUs but the reserved " + p.reservedList})
-		}
-		return
-	}
-	set, err := units.ParseCPUMask(asked)
-	if err != nil {
-		d.note(NoteUnknownInput, CPUSetCPUs, "the kubelet's cpuset "+units.Quote(asked)+" is no CPU list that we know, so it stays")
-		return
-	}
-	both := set
-	both.Intersect(&pool)
-	if both.IsEmpty() {
-		d.note(NoteKept, CPUSetCPUs, "the kubelet's cpuset "+units.Quote(asked)+" has no CPU of the pool of tier "+string(d.Tier)+" ("+
-			cutList(&pool)+"), so it stays")
-		return
-	}
-	if both != set {
-		d.put(Setting{Knob: CPUSetCPUs, Value: both.String(), Asked: asked, Rule: "reservedCPUs",
-			Reason: "the kubelet's CPUs that are in the pool of tier " + string(d.Tier) + ": online and not reserved"})
-	}
 }
 
 // cutList is a CPU list for a message, which may be long on a machine with many holes.

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,7 +60,7 @@ func TestContainer(t *testing.T) {
 		{name: "cpuset: asked garbage", edit: reserve, pod: ls(v1alpha1.AnnotationRequests, `{"containers":{"app":{}}}`), c: app(cpus("0-4294967295")), want: vals{}, notes: []string{"unknown-input cpuset.cpus"}},
 		{name: "cpuset: kernel lacks it", edit: reserve, node: without(policy.CPUSetCPUs), pod: ls(v1alpha1.AnnotationRequests, `{"containers":{"app":{}}}`), c: app(), want: vals{}, notes: []string{"unsupported cpuset.cpus"}},
 		{name: "cpuset: SYSTEM none", edit: reserve, pod: labelled(v1alpha1.SYSTEM), c: app(cpus("0")), want: vals{}},
-		{name: "cpuset: LSE comes later", edit: reserve, pod: labelled(v1alpha1.LSE, v1alpha1.AnnotationRequests, `{"containers":{"app":{}}}`), c: app(cpus("0-3")), want: vals{}, notes: []string{"not-built cpuset.cpus"}},
+		{name: "cpuset: LSE before us", edit: reserve, pod: labelled(v1alpha1.LSE, v1alpha1.AnnotationRequests, `{"containers":{"app":{}}}`), c: app(cpus("0-3")), want: vals{policy.CPUSetCPUs: "2-3"}, notes: []string{"unplaced cpuset.cpus"}},
 
 		// cpu.weight and cpu.idle
 		{name: "idle", pod: be(), c: app(shares(2), oom(1000)), want: vals{policy.CPUWeight: "unset", policy.CPUIdle: "1"}, notes: []string{noBatch}},
@@ -108,7 +109,7 @@ func TestContainer(t *testing.T) {
 
 		// memory.low
 		{name: "low: LS", pod: ls(v1alpha1.AnnotationRequests, req1Gi), c: app(), want: vals{policy.MemoryLow: "536870912"}},
-		{name: "low: LSR", pod: labelled(v1alpha1.LSR, v1alpha1.AnnotationRequests, req1Gi), c: app(), want: vals{policy.MemoryLow: "1073741824"}, notes: []string{"not-built cpuset.cpus"}},
+		{name: "low: LSR", pod: labelled(v1alpha1.LSR, v1alpha1.AnnotationRequests, req1Gi), c: app(), want: vals{policy.MemoryLow: "1073741824"}, notes: []string{"unplaced cpuset.cpus"}},
 		{name: "low: the kubelet's 0 is none", pod: ls(v1alpha1.AnnotationRequests, req1Gi), c: app(unified(policy.MemoryLow, "0")), want: vals{policy.MemoryLow: "536870912"}},
 		{name: "low: the kubelet's is higher", pod: ls(v1alpha1.AnnotationRequests, req1Gi), c: app(unified(policy.MemoryLow, "1073741824")), want: vals{}, notes: []string{"kept memory.low"}},
 		{name: "low: no memory requested", pod: ls(v1alpha1.AnnotationRequests, req1Gi), c: app(func(c *policy.Container) { c.Name = "bare" }), want: vals{}},
@@ -294,7 +295,8 @@ func checkForm(t interface{ Errorf(string, ...any) }, d policy.Decision, level p
 	if d.Refusal != nil && (len(d.Settings) > 0 || d.Refusal.Key == "" || d.Refusal.Message == "" || len(d.Refusal.Message) > 4000) {
 		t.Errorf("refusal is not complete: %+v", d)
 	}
-	if d.Tier == v1alpha1.None && (len(d.Settings) > 0 || d.Refusal != nil) {
+	others := slices.ContainsFunc(d.Settings, func(s policy.Setting) bool { return s.Knob != policy.CPUSetCPUs || s.Rule != "untiered" })
+	if d.Tier == v1alpha1.None && (others || d.Refusal != nil) {
 		t.Errorf("no tier, but %+v", d)
 	}
 }
@@ -321,11 +323,11 @@ func TestRefusal(t *testing.T) {
 			refusal: &policy.Refusal{Key: v1alpha1.AnnotationIOQoS, Message: `annotation tideline.io/io-qos: weight: 501 is more than tier LSE gives; allowed: up to 500; tier LSE refuses the container rather than run it with other settings than asked (tiers.LSE.onError)`},
 			notes:   []string{"bad-annotation"}},
 		{name: "our label, policy passes", p: pass, pod: labelled(v1alpha1.LSR, v1alpha1.AnnotationMemoryQoS, bad), tier: v1alpha1.LSR,
-			notes: []string{"bad-annotation", "not-built cpuset.cpus", "unknown-input memory.low"}},
+			notes: []string{"bad-annotation", "unplaced cpuset.cpus", "unknown-input memory.low"}},
 		{name: "alias falls to LS, by whose bounds all is read again", p: compile(t, nil), pod: alias, tier: v1alpha1.LS,
 			notes: []string{"bad-annotation", "bad-annotation", "bad-annotation"}},
 		{name: "a peer's annotation refuses nobody", p: compile(t, nil), pod: labelled(v1alpha1.LSR, v1alpha1.AliasKoordinatorBatch, `{`), tier: v1alpha1.LSR,
-			notes: []string{"bad-annotation", "not-built cpuset.cpus", "unknown-input memory.low"}},
+			notes: []string{"bad-annotation", "unplaced cpuset.cpus", "unknown-input memory.low"}},
 		{name: "LS is never refused", p: compile(t, nil), pod: labelled(v1alpha1.LS, v1alpha1.AnnotationMemoryQoS, bad), tier: v1alpha1.LS,
 			notes: []string{"bad-annotation", "unknown-input memory.low"}},
 	} {

@@ -99,7 +99,7 @@ const (
 	NoteBadAnnotation NoteCode = "bad-annotation" // an annotation that does not parse or asks too much; ignored whole
 	NoteUnsupported   NoteCode = "unsupported"    // the kernel lacks the knob
 	NoteUnknownInput  NoteCode = "unknown-input"  // a fact is missing (requests, say), so nothing is written
-	NoteNotBuilt      NoteCode = "not-built"      // a part of the tier that this version does not do
+	NoteUnplaced      NoteCode = "unplaced"       // a pod of an exclusive tier has no CPUs of its own
 	NoteKept          NoteCode = "kept"           // the kubelet's value stays for a reason worth saying
 )
 

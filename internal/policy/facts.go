@@ -11,15 +11,25 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/units"
 )
 
 // Node is what a decision may know of the machine. Callers must not change it after they handed it over.
 type Node struct {
 	CgroupVersion int // 1 (hybrid included) or 2
 	Online        cpuset.CPUSet
+	Pools         *Pools           // nil: no pod owns CPUs, so all that is online and not reserved is shared
 	Features      map[Knob]Feature // a knob that is missing here is Unknown
 	Devices       []Device         // whole block devices
 	PageSize      int64            // bytes; 0 is units.DefaultPageSize
+}
+
+// Pools is the CPUs of containers that own none, at the moment of a decision; see placement.Pools, which none of them leaves
+// empty. It never changes once it is handed over.
+type Pools struct {
+	LS, BE, System, Online units.CPUMask
+	// Placed says that a pod owns CPUs: from then on containers without a tier follow LS, and those of SYSTEM follow System.
+	Placed bool
 }
 
 // Support is the outcome of a probe.
@@ -56,6 +66,15 @@ type Pod struct {
 	Annotations  map[string]string
 	CgroupParent string // as the kubelet names it: "/kubepods/burstable/pod…" or a systemd slice
 	KubeQoS      v1alpha1.KubeQoS
+	Resources    Resources // of the pod as a whole, as the kubelet sums them up for its sandbox; zero where they are not known
+	Placed       *Placed   // what became of its placement; nil for a pod that nobody has tried to place
+}
+
+// Placed is what became of the placement of a pod of an exclusive tier.
+type Placed struct {
+	CPUs string // that its containers run on, a CPU list; "" where it has none, and Why says why
+	Mems string // the memory nodes of CPUs, a node list; "" for no restriction
+	Why  string // why it has no CPUs of its own: an error of package placement, or of the policy
 }
 
 // State says how well we know a container.

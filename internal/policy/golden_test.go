@@ -57,12 +57,20 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var b strings.Builder
 			fmt.Fprintf(&b, "# Tier %s by our label, default policy with CPUs 0-1 of 0-7 reserved, disks 254:0 (ssd) and 8:0 (rotational).\n", name)
+			b.WriteString("# A pod of LSE or LSR that asks for whole CPUs was given 4-5, on memory node 1.\n")
 			b.WriteString("# Written by go test ./internal/policy -run TestGolden -update\n")
 			for _, n := range []policy.Node{v2(), v1()} {
 				for _, c := range typical {
 					pod := policy.Pod{Namespace: "shop", Name: "web-1", KubeQoS: c.qos, Annotations: c.annotations}
 					if tier != v1alpha1.None {
 						pod.Labels = map[string]string{v1alpha1.LabelQoS: string(tier)}
+					}
+					pod.Resources = c.container.Asked
+					if _, exclusive, err := p.Placing(pod); exclusive {
+						pod.Placed = &policy.Placed{CPUs: "4-5", Mems: "1"}
+						if err != nil {
+							pod.Placed = &policy.Placed{Why: err.Error()}
+						}
 					}
 					fmt.Fprintf(&b, "\n## cgroup v%d: %s\n", n.CgroupVersion, c.name)
 					asked := []string{}

@@ -61,6 +61,7 @@ func drawPod(t *rapid.T, tier string) policy.Pod {
 	maybe(pod.Annotations, v1alpha1.AliasKoordinatorBatch, batch2, `[]`)
 	maybe(pod.Annotations, v1alpha1.AnnotationMemoryQoS, `{"low":"20%"}`, `{"high":"20%"}`, `{"low":"100%"}`, `{"high":"95%"}`, `null`)
 	maybe(pod.Annotations, v1alpha1.AnnotationIOQoS, `{"weight":1}`, `{"weight":1000}`, `{"max":[{"device":"all","rbps":7}]}`, `{"max":[{"device":"1:1","rbps":7}]}`, `7`)
+	maybe(pod.Annotations, v1alpha1.AnnotationCPUPlacement, `{"numa":"spread"}`, `{"smt":"use"}`, `{"smt":"idle"}`, `{"cores":1}`)
 	return pod
 }
 

@@ -112,6 +112,22 @@ func (m *CPUMask) Remove(o *CPUMask) {
 	}
 }
 
+// Add puts the CPUs of o in.
+func (m *CPUMask) Add(o *CPUMask) {
+	for w := range m {
+		m[w] |= o[w]
+	}
+}
+
+// Size is how many CPUs m has.
+func (m *CPUMask) Size() int {
+	n := 0
+	for _, word := range m {
+		n += bits.OnesCount64(word)
+	}
+	return n
+}
+
 // IsEmpty says whether m has no CPU.
 func (m *CPUMask) IsEmpty() bool { return *m == CPUMask{} }
 

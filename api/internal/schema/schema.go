@@ -144,6 +144,14 @@ func special(t reflect.Type) Object {
 		return Object{"enum": v1alpha1.OnErrors()}
 	case reflect.TypeFor[v1alpha1.Burst]():
 		return Object{"enum": []any{v1alpha1.BurstLimit, v1alpha1.BurstOff, false}} // YAML 1.1 reads off as false
+	case reflect.TypeFor[v1alpha1.Untiered]():
+		return Object{"enum": v1alpha1.Untiereds()}
+	case reflect.TypeFor[v1alpha1.Placement]():
+		return Object{"enum": v1alpha1.Placements()}
+	case reflect.TypeFor[v1alpha1.NUMA]():
+		return Object{"enum": v1alpha1.NUMAs()}
+	case reflect.TypeFor[v1alpha1.SMT]():
+		return Object{"enum": v1alpha1.SMTs()}
 	case reflect.TypeFor[v1alpha1.Percent]():
 		return Object{"type": "string", "pattern": "^(100|[1-9]?[0-9])%$"}
 	case reflect.TypeFor[v1alpha1.ResourceNames]():
@@ -165,6 +173,8 @@ func bounds(field string) Object {
 		return Object{"minLength": 1, "maxLength": v1alpha1.MaxName}
 	case "QoSPolicySpec.ReservedCPUs":
 		return Object{"pattern": "^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$"}
+	case "QoSPolicySpec.MinSharedCPUs":
+		return Object{"minimum": 1, "maximum": v1alpha1.MaxSharedCPUs}
 	case "QoSPolicySpec.Rules":
 		return Object{"maxItems": v1alpha1.MaxRules}
 	case "Match.Namespaces", "Match.Names":

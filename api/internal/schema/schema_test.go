@@ -23,6 +23,7 @@ var documents = map[string]reflect.Type{
 	"batch-resources": reflect.TypeFor[v1alpha1.BatchResources](),
 	"memory-qos":      reflect.TypeFor[v1alpha1.MemoryQoS](),
 	"io-qos":          reflect.TypeFor[v1alpha1.IOQoS](),
+	"cpu-placement":   reflect.TypeFor[v1alpha1.CPUPlacement](),
 }
 
 func TestSchemasAreThoseOfTheTypes(t *testing.T) {

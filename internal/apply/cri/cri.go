@@ -32,6 +32,8 @@ func Apply(settings []policy.Setting, cgroupVersion int, res *runtimeapi.LinuxCo
 		switch s.Knob {
 		case policy.CPUSetCPUs:
 			res.CpusetCpus = s.Value
+		case policy.CPUSetMems:
+			res.CpusetMems = s.Value
 		case policy.CPUWeight:
 			res.CpuShares = 0
 			if s.Value == policy.Unset {
@@ -75,7 +77,7 @@ func Apply(settings []policy.Setting, cgroupVersion int, res *runtimeapi.LinuxCo
 // unified map, which runtimes take on cgroup version 2 alone.
 func Carries(cgroupVersion int, k policy.Knob) bool {
 	switch k {
-	case policy.CPUSetCPUs, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj:
+	case policy.CPUSetCPUs, policy.CPUSetMems, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj:
 		return true
 	case policy.IOPriority:
 		return false
@@ -105,6 +107,8 @@ func Restore(settings []policy.Setting, asked policy.Resources, res *runtimeapi.
 		switch s.Knob {
 		case policy.CPUSetCPUs:
 			res.CpusetCpus = asked.CPUSetCPUs
+		case policy.CPUSetMems:
+			res.CpusetMems = asked.CPUSetMems
 		case policy.CPUWeight:
 			res.CpuShares = value(asked.CPUShares)
 		case policy.CPUMax:

@@ -115,6 +115,7 @@ func Update(settings []policy.Setting, cgroupVersion int, id string, asked *api.
 // answer is what api.ContainerAdjustment and api.ContainerUpdate have in common.
 type answer interface {
 	SetLinuxCPUSetCPUs(string)
+	SetLinuxCPUSetMems(string)
 	SetLinuxCPUShares(uint64)
 	SetLinuxCPUQuota(int64)
 	SetLinuxCPUPeriod(int64)
@@ -133,6 +134,10 @@ func set(settings []policy.Setting, cgroupVersion int, has *api.LinuxResources, 
 		case policy.CPUSetCPUs:
 			if has.GetCpu().GetCpus() != s.Value {
 				to.SetLinuxCPUSetCPUs(s.Value)
+			}
+		case policy.CPUSetMems:
+			if has.GetCpu().GetMems() != s.Value {
+				to.SetLinuxCPUSetMems(s.Value)
 			}
 		case policy.CPUWeight:
 			var shares uint64
@@ -195,7 +200,7 @@ func weightless(s policy.Setting, has *api.LinuxResources) error {
 // runtimes take on cgroup version 2 alone. No update carries what belongs to processes.
 func Carries(cgroupVersion int, k policy.Knob) bool {
 	switch k {
-	case policy.CPUSetCPUs, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj, policy.IOPriority:
+	case policy.CPUSetCPUs, policy.CPUSetMems, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj, policy.IOPriority:
 		return true
 	default:
 		return cgroupVersion == 2

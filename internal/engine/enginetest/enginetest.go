@@ -8,6 +8,7 @@ package enginetest
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 
@@ -36,6 +37,7 @@ type Runtime struct {
 	mu         sync.Mutex
 	fail       func(op, id string) error
 	pods       map[string]policy.Pod
+	stopped    map[string]bool
 	containers map[string]Container
 	updates    []Update
 }
@@ -44,7 +46,7 @@ var _ engine.Runtime = (*Runtime)(nil)
 
 // New makes a runtime without containers.
 func New() *Runtime {
-	return &Runtime{pods: map[string]policy.Pod{}, containers: map[string]Container{}}
+	return &Runtime{pods: map[string]policy.Pod{}, stopped: map[string]bool{}, containers: map[string]Container{}}
 }
 
 // Fail makes calls end with what f answers for them; op is "PID", "Update", "List" or "Spec".
@@ -61,11 +63,19 @@ func (r *Runtime) AddPod(sandboxID string, p policy.Pod) {
 	r.pods[sandboxID] = p
 }
 
+// StopPod ends a sandbox, which stays in the list.
+func (r *Runtime) StopPod(sandboxID string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped[sandboxID] = true
+}
+
 // RemovePod takes a sandbox away.
 func (r *Runtime) RemovePod(sandboxID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.pods, sandboxID)
+	delete(r.stopped, sandboxID)
 }
 
 // Add makes a container, or replaces the one with that ID.
@@ -134,9 +144,9 @@ func (r *Runtime) List(context.Context) (engine.Listing, error) {
 			return engine.Listing{}, err
 		}
 	}
-	l := engine.Listing{Pods: map[string]policy.Pod{}}
+	l := engine.Listing{Pods: map[string]policy.Pod{}, Stopped: maps.Clone(r.stopped)}
 	for id, p := range r.pods {
-		p.CgroupParent, p.KubeQoS = "", "" // which lists do not tell
+		p.CgroupParent, p.KubeQoS, p.Resources = "", "", policy.Resources{} // which lists do not tell
 		l.Pods[id] = p
 	}
 	for _, c := range r.containers {

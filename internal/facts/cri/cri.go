@@ -30,7 +30,7 @@ func Pod(cfg *runtimeapi.PodSandboxConfig) policy.Pod {
 	return policy.Pod{
 		UID: m.GetUid(), Namespace: m.GetNamespace(), Name: m.GetName(),
 		Labels: cfg.GetLabels(), Annotations: cfg.GetAnnotations(),
-		CgroupParent: parent, KubeQoS: KubeQoS(parent),
+		CgroupParent: parent, KubeQoS: KubeQoS(parent), Resources: Resources(cfg.GetLinux().GetResources()),
 	}
 }
 

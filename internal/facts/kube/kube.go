@@ -63,8 +63,29 @@ func Pod(p *corev1.Pod, opts Options) policy.Pod {
 	return policy.Pod{
 		UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
 		Labels: maps.Clone(p.Labels), Annotations: maps.Clone(p.Annotations),
-		CgroupParent: cgroupParent(string(p.UID), class, opts.CgroupDriver), KubeQoS: class,
+		CgroupParent: cgroupParent(string(p.UID), class, opts.CgroupDriver), KubeQoS: class, Resources: sandboxResources(p),
 	}
+}
+
+// sandboxResources follows calculateSandboxResources of pkg/kubelet/kuberuntime: the sum over the containers without the
+// pod's overhead.
+func sandboxResources(p *corev1.Pod) policy.Resources {
+	total := func(s side, name corev1.ResourceName) int64 {
+		if podLevelSet(p) {
+			if q, ok := s.of(p.Spec.Resources)[name]; ok {
+				return amount(name, q)
+			}
+		}
+		return aggregate(p, s, name)
+	}
+	out := policy.Resources{CPUShares: new(milliCPUToShares(total(requests, corev1.ResourceCPU))), CPUPeriod: new(int64(units.DefaultPeriod))}
+	if quota := milliCPUToQuota(total(limits, corev1.ResourceCPU)); quota != 0 {
+		out.CPUQuota = &quota
+	}
+	if limit := total(limits, corev1.ResourceMemory); limit != 0 {
+		out.MemoryLimit = &limit
+	}
+	return out
 }
 
 // Containers tells the containers of a pod in the order in which they start: init containers and sidecars as listed,

@@ -29,7 +29,7 @@ func Pod(p *api.PodSandbox) policy.Pod {
 	return policy.Pod{
 		UID: p.GetUid(), Namespace: p.GetNamespace(), Name: p.GetName(),
 		Labels: p.GetLabels(), Annotations: p.GetAnnotations(),
-		CgroupParent: parent, KubeQoS: cri.KubeQoS(parent),
+		CgroupParent: parent, KubeQoS: cri.KubeQoS(parent), Resources: Resources(p.GetLinux().GetPodResources(), nil),
 	}
 }
 

@@ -167,13 +167,28 @@ func (h *hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 
 // UpdatePodSandbox comes before the kubelet writes the pod's cgroup. The hook that follows in containerd,
 // PostUpdatePodSandbox, comes before that too, and CRI-O 1.34 has none, so this one serves for both ends.
-func (h *hooks) UpdatePodSandbox(ctx context.Context, pod *api.PodSandbox, _, _ *api.LinuxResources) error {
+// An error is what the kubelet takes for a resize that can't be.
+func (h *hooks) UpdatePodSandbox(ctx context.Context, pod *api.PodSandbox, _, r *api.LinuxResources) error {
 	defer h.guard("UpdatePodSandbox")
+	if h.engine.Bypassed() {
+		return nil
+	}
+	ctx, cancel := h.within(ctx)
+	defer cancel()
+	if refused := h.engine.PodResizing(ctx, pod.GetId(), factsnri.Update(r)); refused != nil {
+		h.engine.Refused()
+		return refusal(refused.Key, refused.Message)
+	}
+	h.engine.PodResized(pod.GetId())
+	return nil
+}
+
+// StopPodSandbox comes when a pod has ended: its CPUs are free, though its sandbox may stay for long.
+func (h *hooks) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	defer h.guard("StopPodSandbox")
+	h.store.podStopped(pod.GetId())
 	if !h.engine.Bypassed() {
-		ctx, cancel := h.within(ctx)
-		defer cancel()
-		h.engine.PodResizing(ctx, pod.GetId())
-		h.engine.PodResized(pod.GetId())
+		h.engine.PodStopped(pod.GetId())
 	}
 	return nil
 }

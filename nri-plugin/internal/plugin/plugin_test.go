@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/google/go-cmp/cmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	applynri "github.com/tideline-io/tideline/internal/apply/nri"
@@ -24,6 +25,7 @@ import (
 	"github.com/tideline-io/tideline/internal/engine"
 	factsnri "github.com/tideline-io/tideline/internal/facts/nri"
 	"github.com/tideline-io/tideline/internal/facts/nri/nritest"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -120,7 +122,7 @@ func TestCreate(t *testing.T) {
 	everyLayout(t, func(t *testing.T, layout cgrouptest.Layout) {
 		m, r, p := pair(t, layout)
 		n := 0
-		for _, tier := range []string{"LSE", "LSR", "LS", "BE", "SYSTEM", "odd", ""} {
+		for _, tier := range []string{"LS", "BE", "SYSTEM", "odd", ""} { // the others need CPUs: TestPlaced
 			for _, name := range []string{"init", "app", "sidecar"} {
 				for _, res := range []*runtimeapi.LinuxContainerResources{besteffort(), burstable(), nil} {
 					n++
@@ -154,10 +156,65 @@ func TestCreate(t *testing.T) {
 				}
 			}
 		}
-		eventually(t, "records of those that have a tier", func() bool { return len(m.records()) == 5*9 })
+		eventually(t, "records of those that have a tier", func() bool { return len(m.records()) == 3*9 })
 		if c := p.counts(); c.FailedOpen+c.Refused != 0 {
 			t.Errorf("%+v", c)
 		}
+	})
+}
+
+// A pod of an exclusive tier gets CPUs of its own, and who finds none is refused.
+func TestPlaced(t *testing.T) {
+	everyLayout(t, func(t *testing.T, layout cgrouptest.Layout) {
+		_, r, p := pair(t, layout, func(m *machine) {
+			m.engine = func(c *engine.Config) {
+				must(t, m.k.SetSize(4, 2))
+				c.Node.Online = cpuset.New(0, 1, 2, 3)
+				for i := range 4 {
+					c.Topology.CPUs = append(c.Topology.CPUs, placement.CPU{ID: i, NUMANode: i / 2, L3: i / 2, L2: i, Core: i})
+				}
+				c.Topology.Nodes = []placement.Node{{ID: 0, Memory: true}, {ID: 1, Memory: true}}
+				c.PlacementDir = t.TempDir()
+			}
+		})
+		asks := &api.LinuxResources{Cpu: &api.LinuxCPU{Quota: api.Int64(200000), Period: api.UInt64(100000), Shares: api.UInt64(2048)}}
+		start := func(uid, tier string) *api.PodSandbox {
+			s := pod(uid, tier)
+			s.Linux.PodResources = asks
+			r.run(s)
+			return s
+		}
+		s := start("a", "LSE")
+		for i, name := range []string{"init", "app"} {
+			_, err := r.create(s, containerID(i), name, burstable())
+			must(t, err)
+			if c := r.stored(containerID(i)).CPU; c.Cpus != "0-1" || c.Mems != "0" {
+				t.Errorf("%s has CPUs %q and memory nodes %q", name, c.Cpus, c.Mems)
+			}
+		}
+		b := start("b", "LSR")
+		if _, err := r.create(b, containerID(2), "app", burstable()); err == nil || !strings.Contains(err.Error(), "LS pool") {
+			t.Errorf("without room: %v", err)
+		}
+		more := &api.LinuxResources{Cpu: &api.LinuxCPU{Quota: api.Int64(400000), Period: api.UInt64(100000)}}
+		if _, err := r.a.UpdatePodSandbox(r.ctx(), &api.UpdatePodSandboxRequest{Pod: s, LinuxResources: more}); err == nil || !strings.Contains(err.Error(), v1alpha1.LabelQoS) {
+			t.Errorf("a resize without room: %v", err)
+		}
+		more.Cpu.Quota = api.Int64(300000)
+		_, err := r.a.UpdatePodSandbox(r.ctx(), &api.UpdatePodSandboxRequest{Pod: s, LinuxResources: more})
+		must(t, err)
+		c, err := p.e.CPUs(t.Context())
+		must(t, err)
+		if len(c.Pods) != 1 || c.Pods[0].CPUs != "0-2" || c.Pools.LS != "3" {
+			t.Errorf("after the resize: %+v", c)
+		}
+		must(t, r.a.StopPodSandbox(r.ctx(), &api.StopPodSandboxRequest{Pod: s}))
+		eventually(t, "the other to be placed", func() bool {
+			c, err := p.e.CPUs(t.Context())
+			return err == nil && len(c.Pods) == 1 && c.Pods[0].UID == "b"
+		})
+		_, err = r.create(b, containerID(2), "app", burstable())
+		must(t, err)
 	})
 }
 

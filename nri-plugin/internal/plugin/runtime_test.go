@@ -145,7 +145,7 @@ func (m *machine) plugin() *running {
 		m.limits(&p.limits)
 	}
 	cfg := engine.Config{
-		Cgroups: fs, Runtime: p, StateDir: m.state, Node: m.node(), Policy: defaultPolicy(m.t),
+		Cgroups: fs, Runtime: p, StateDir: m.state, PlacementDir: m.t.TempDir(), Node: m.node(), Policy: defaultPolicy(m.t),
 		Mode: control.ModeEnforce, DecisionBudget: p.cfg.Budget, Carries: p.Carries, Clock: time.Now, Log: log,
 	}
 	if m.engine != nil {

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	"github.com/containerd/nri/pkg/api"
@@ -16,6 +17,7 @@ import (
 type store struct {
 	mu         sync.Mutex
 	pods       map[string]policy.Pod // by sandbox ID
+	ended      map[string]bool       // IDs of sandboxes that run no more, as far as a hook told
 	containers map[string]*known
 }
 
@@ -33,7 +35,7 @@ type known struct {
 }
 
 func newStore() *store {
-	return &store{pods: map[string]policy.Pod{}, containers: map[string]*known{}}
+	return &store{pods: map[string]policy.Pod{}, ended: map[string]bool{}, containers: map[string]*known{}}
 }
 
 // reset takes what a runtime tells of all it has.
@@ -66,6 +68,15 @@ func (s *store) podGone(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pods, id)
+	delete(s.ended, id)
+}
+
+func (s *store) podStopped(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.pods[id]; ok {
+		s.ended[id] = true
+	}
 }
 
 // container takes what is told of a container with a hook.
@@ -142,10 +153,10 @@ func (s *store) spec(id string) (engine.Spec, error) {
 	if k == nil {
 		return engine.Spec{}, fmt.Errorf("container %.64s: %w", id, engine.ErrNotFound)
 	}
-	return k.spec(), nil
+	return k.spec(s.pods[k.sandboxID]), nil
 }
 
-func (k *known) spec() engine.Spec {
+func (k *known) spec(pod policy.Pod) engine.Spec {
 	values := map[policy.Knob]string{}
 	for _, n := range policy.Knobs() {
 		if v := k.resources.Value(n); v != "" {
@@ -158,7 +169,7 @@ func (k *known) spec() engine.Spec {
 	for _, u := range k.updates {
 		values[u.Knob] = u.Value
 	}
-	return engine.Spec{Resources: k.resources, Values: values}
+	return engine.Spec{Resources: k.resources, Values: values, CgroupParent: pod.CgroupParent}
 }
 
 // updated notes an update that no hook tells of.
@@ -177,8 +188,9 @@ func (s *store) list() engine.Listing {
 	for id, p := range s.pods {
 		l.Pods[id] = p
 	}
+	l.Stopped = maps.Clone(s.ended)
 	for id, k := range s.containers {
-		spec := k.spec()
+		spec := k.spec(s.pods[k.sandboxID])
 		// No birth record: a runtime may be told to copy annotations of pods into containers, so anybody may have written
 		// one. What is ours has a record.
 		l.Containers = append(l.Containers, engine.Listed{ID: id, SandboxID: k.sandboxID, Name: k.name, Attempt: k.attempt, Running: k.pid != 0 || k.running, Exited: k.ended, Spec: &spec})

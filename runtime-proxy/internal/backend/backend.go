@@ -129,9 +129,12 @@ func (b *Backend) List(ctx context.Context) (engine.Listing, error) {
 	if err != nil {
 		return engine.Listing{}, err
 	}
-	l := engine.Listing{Pods: map[string]policy.Pod{}}
+	l := engine.Listing{Pods: map[string]policy.Pod{}, Stopped: map[string]bool{}}
 	for _, s := range pods.GetItems() {
 		l.Pods[s.GetId()] = factscri.ListedPod(s)
+		if s.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY {
+			l.Stopped[s.GetId()] = true
+		}
 	}
 	for _, c := range ctrs.GetContainers() {
 		l.Containers = append(l.Containers, engine.Listed{
@@ -156,7 +159,11 @@ func (b *Backend) Spec(ctx context.Context, id string) (engine.Spec, error) {
 	if p := i.Spec.Process; p != nil && p.OOMScoreAdj != nil {
 		out.Values[policy.OOMScoreAdj] = strconv.Itoa(*p.OOMScoreAdj)
 	}
-	if i.Spec.Linux == nil || i.Spec.Linux.Resources == nil {
+	if i.Spec.Linux == nil {
+		return out, nil
+	}
+	out.CgroupParent = cgroupParent(i.Spec.Linux.CgroupsPath)
+	if i.Spec.Linux.Resources == nil {
 		return out, nil
 	}
 	r := i.Spec.Linux.Resources
@@ -175,6 +182,7 @@ func (b *Backend) Spec(ctx context.Context, id string) (engine.Spec, error) {
 			out.Values[policy.CPUMax] = fmt.Sprintf("%s %d", quota, period)
 		}
 		set(out.Values, policy.CPUSetCPUs, c.Cpus)
+		set(out.Values, policy.CPUSetMems, c.Mems)
 	}
 	if m := r.Memory; m != nil && m.Limit != nil {
 		out.Values[policy.MemoryMax] = "max"
@@ -186,6 +194,18 @@ func (b *Backend) Spec(ctx context.Context, id string) (engine.Spec, error) {
 		set(out.Values, policy.Knob(k), strings.TrimSpace(r.Unified[k]))
 	}
 	return out, nil
+}
+
+// cgroupParent is the parent of a container's cgroup as the kubelet names it: of "PARENT/ID", or of a systemd unit
+// "SLICE:PREFIX:ID".
+func cgroupParent(cgroupsPath string) string {
+	if slice, _, ok := strings.Cut(cgroupsPath, ":"); ok {
+		return slice
+	}
+	if i := strings.LastIndexByte(cgroupsPath, '/'); i > 0 {
+		return cgroupsPath[:i]
+	}
+	return ""
 }
 
 func set(values map[policy.Knob]string, k policy.Knob, v string) {

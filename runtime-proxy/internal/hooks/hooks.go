@@ -37,6 +37,7 @@ func New(e *engine.Engine, log *slog.Logger) *Hooks { return &Hooks{engine: e, l
 const (
 	service            = "/runtime.v1.RuntimeService/"
 	runPodSandbox      = service + "RunPodSandbox"
+	stopPodSandbox     = service + "StopPodSandbox"
 	removePodSandbox   = service + "RemovePodSandbox"
 	podSandboxStatus   = service + "PodSandboxStatus"
 	updatePodSandbox   = service + "UpdatePodSandboxResources"
@@ -72,6 +73,8 @@ func (h *Hooks) For(method string) *relay.Call {
 		return h.runPodSandbox()
 	case updatePodSandbox:
 		return h.updatePodSandbox()
+	case stopPodSandbox:
+		return whenOK(h.engine.PodStopped)
 	case removePodSandbox:
 		return whenOK(h.engine.PodRemoved)
 	}
@@ -223,14 +226,25 @@ func (h *Hooks) runPodSandbox() *relay.Call {
 }
 
 func (h *Hooks) updatePodSandbox() *relay.Call {
-	var id string
+	var id held[string]
 	return &relay.Call{
 		Request: func(ctx context.Context, msg []byte) ([]byte, *relay.Status) {
-			id = firstString(msg)
+			var req runtimeapi.UpdatePodSandboxResourcesRequest
+			if !h.decode(msg, &req) {
+				return msg, nil
+			}
 			h.engine.AwaitAdopted(ctx)
-			h.engine.PodResizing(ctx, id)
+			if r := h.engine.PodResizing(ctx, req.GetPodSandboxId(), factscri.Resources(req.GetResources())); r != nil {
+				h.engine.Refused()
+				return msg, refusal(r.Key, r.Message)
+			}
+			id.put(req.GetPodSandboxId())
 			return msg, nil
 		},
-		Done: func(int) { h.engine.PodResized(id) },
+		Done: func(int) {
+			if id := id.take(); id != "" {
+				h.engine.PodResized(id)
+			}
+		},
 	}
 }

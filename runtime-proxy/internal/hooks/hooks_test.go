@@ -88,7 +88,7 @@ func newDoor(t *testing.T, opt options) *door {
 	d := &door{t: t, k: k, rt: enginetest.New(), state: t.TempDir(), answers: map[string]func([]byte) ([][]byte, error){}}
 	log := slog.New(slog.DiscardHandler)
 	cfg := engine.Config{
-		Cgroups: fs, Runtime: d.rt, StateDir: d.state, Node: policy.Node{CgroupVersion: 2, Online: cpuset.New(0, 1)},
+		Cgroups: fs, Runtime: d.rt, StateDir: d.state, PlacementDir: t.TempDir(), Node: policy.Node{CgroupVersion: 2, Online: cpuset.New(0, 1)},
 		Policy: p, Mode: control.ModeEnforce, Carries: func(k policy.Knob) bool { return applycri.Carries(2, k) }, Clock: time.Now, Log: log,
 	}
 	if opt.engine != nil {
