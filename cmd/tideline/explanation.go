@@ -127,7 +127,7 @@ func place(pod policy.Pod, p *policy.Policy, t placement.Topology) (*policy.Plac
 	if err != nil {
 		return &policy.Placed{Why: err.Error()}, nil
 	}
-	cpus := &ExplainedCPUs{CPUs: units.FormatCPUs(a.CPUs), Owned: units.FormatCPUs(a.Owned), MemoryNodes: units.FormatCPUs(a.Mems)}
+	cpus := &ExplainedCPUs{CPUs: units.FormatCPUs(a.CPUs), Owned: units.FormatCPUs(a.Owned), MemoryNodes: units.FormatCPUs(t.Restrict(a.Mems))}
 	return &policy.Placed{CPUs: cpus.CPUs, Mems: cpus.MemoryNodes}, cpus
 }
 

@@ -88,12 +88,7 @@ func (c *cpus) give(p *pod, a placement.Assignment) {
 
 // mems is the memory nodes that a pod is restricted to; "" where that is no restriction.
 func (c *cpus) mems(a placement.Assignment) string {
-	for _, n := range c.topology.Nodes {
-		if n.Memory && !a.Mems.Contains(n.ID) {
-			return units.FormatCPUs(a.Mems)
-		}
-	}
-	return ""
+	return units.FormatCPUs(c.topology.Restrict(a.Mems))
 }
 
 // unplaced is for a pod without CPUs of its own; with a nil error it is not meant to have any.

@@ -39,3 +39,14 @@ type Node struct {
 	Memory    bool        // it has some
 	Distances map[int]int // to the nodes with these IDs, as the firmware tells them; 10 is the node itself
 }
+
+// Restrict is the memory nodes that a pod with these is kept to: none, for no restriction, where they are all that have
+// memory.
+func (t Topology) Restrict(mems cpuset.CPUSet) cpuset.CPUSet {
+	for _, n := range t.Nodes {
+		if n.Memory && !mems.Contains(n.ID) {
+			return mems
+		}
+	}
+	return cpuset.New()
+}
