@@ -42,18 +42,7 @@ func Untiereds() []Untiered { return []Untiered{UntieredPool, UntieredLeave} }
 func (u Untiered) Valid() bool { return u == UntieredPool || u == UntieredLeave }
 
 // Placements returns the values of Placement.
-func Placements() []Placement { return []Placement{PlacementCores, PlacementCPUs} }
-
-// PlacementOf is the one value that a tier's placement can have, "" for none.
-func PlacementOf(t Tier) Placement {
-	switch t {
-	case LSE:
-		return PlacementCores
-	case LSR:
-		return PlacementCPUs
-	}
-	return ""
-}
+func Placements() []Placement { return []Placement{PlacementCores, PlacementCPUs, PlacementNone} }
 
 // NUMAs returns the values of NUMA.
 func NUMAs() []NUMA { return []NUMA{NUMAPreferSingle, NUMARequireSingle, NUMASpread} }

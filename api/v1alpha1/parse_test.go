@@ -148,12 +148,12 @@ func TestParsePolicyProblems(t *testing.T) {
 		{"placement", spec("minSharedCPUs: 0\nuntiered: keep\ntiers:\n  LSE: {cpu: {placement: cpus, numa: one, smt: \"off\"}}\n  LSR: {cpu: {placement: core, smt: use}}\n  LS: {cpu: {placement: cpus, numa: spread, smt: idle, memoryMigration: true}}"),
 			"spec.minSharedCPUs: 0; allowed: 1 to 8192\n" +
 				"spec.untiered: \"keep\"; allowed: pool, leave\n" +
-				"spec.tiers.LSE.cpu.placement: \"cpus\"; allowed: cores\n" +
+				"spec.tiers.LSE.cpu.placement: \"cpus\"; allowed: cores, none\n" +
 				"spec.tiers.LSE.cpu.numa: \"one\"; allowed: prefer-single, require-single, spread\n" +
 				"spec.tiers.LSE.cpu.smt: \"off\"; allowed: idle, use\n" +
-				"spec.tiers.LSR.cpu.placement: \"core\"; allowed: cpus\n" +
+				"spec.tiers.LSR.cpu.placement: \"core\"; allowed: cpus, none\n" +
 				"spec.tiers.LSR.cpu.smt: \"use\"; allowed: no value; only LSE owns whole cores\n" +
-				"spec.tiers.LS.cpu.placement: \"cpus\"; allowed: no value; only LSE and LSR are placed on CPUs of their own\n" +
+				"spec.tiers.LS.cpu.placement: \"cpus\"; allowed: none; only LSE and LSR are placed on CPUs of their own\n" +
 				"spec.tiers.LS.cpu.numa: \"spread\"; allowed: no value; only LSE and LSR are placed on CPUs of their own\n" +
 				"spec.tiers.LS.cpu.smt: \"idle\"; allowed: no value; only LSE owns whole cores\n" +
 				"spec.tiers.LS.cpu.memoryMigration: true; allowed: false; only LSE and LSR are placed on CPUs of their own"},

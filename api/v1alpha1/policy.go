@@ -332,12 +332,12 @@ func (c CPUPolicy) validatePlacement(at *path, t Tier, problems *Problems) {
 		problems.add(Problem{Path: f.String(), Value: value, Allowed: allowed})
 	}
 	const only = "no value; only LSE and LSR are placed on CPUs of their own"
-	switch want := PlacementOf(t); {
-	case c.Placement == "" || c.Placement == want:
-	case want == "":
-		bad("placement", units.Quote(string(c.Placement)), only)
+	switch of := map[Tier]Placement{LSE: PlacementCores, LSR: PlacementCPUs}[t]; {
+	case c.Placement == "" || c.Placement == PlacementNone || c.Placement == of:
+	case of == "":
+		bad("placement", units.Quote(string(c.Placement)), "none; only LSE and LSR are placed on CPUs of their own")
 	default:
-		bad("placement", units.Quote(string(c.Placement)), string(want))
+		bad("placement", units.Quote(string(c.Placement)), list([]Placement{of, PlacementNone}))
 	}
 	switch {
 	case c.NUMA == "":

@@ -117,6 +117,7 @@ type Placement string
 const (
 	PlacementCores Placement = "cores" // whole cores; LSE
 	PlacementCPUs  Placement = "cpus"  // CPUs, which batch may use while they idle; LSR
+	PlacementNone  Placement = "none"  // nothing: they share with LS
 )
 
 // NUMA says how the CPUs of a pod may lie over NUMA nodes.

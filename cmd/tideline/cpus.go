@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/hostfs"
 	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
@@ -34,10 +37,10 @@ type CPUReport struct {
 	Pools      ReportedPools  `json:"pools"`
 	CPUManager *string        `json:"cpuManager"` // the kubelet's policy, "none" or "static"; null where it is not known
 	Kubelet    *string        `json:"kubelet"`    // exclusive CPUs of its static CPU manager; null where they are not known
-	Pods       []ReportedPod  `json:"pods"`       // with CPUs of their own; null where they are not known
+	Pods       []ReportedPod  `json:"pods"`       // with CPUs of their own; null where no door tells
 	Problems   []string       `json:"problems"`   // what is not as it should be, "WHERE: why"
 
-	aboutKubelet string
+	aboutKubelet, aboutPods string
 }
 
 // ReservedBy is who reserves which CPUs, as it is written there.
@@ -94,18 +97,18 @@ func (c *cli) cpus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cpus", Short: "Draw this node's CPUs and who has them",
 		Long: `Cpus draws the CPUs of this node by socket, NUMA node, L3 cache and core, each with a sign of its owner, and lists below
-what the signs are. It asks no door and changes nothing.
+what the signs are. It changes nothing.
 
-The machine is this one, or the one whose "tideline snapshot" is given with --node-facts. The policy, for reserved CPUs
-and pools, is that of --policy, else /etc/tideline/policy.yaml where this machine has it, else the built-in one. What the
-kubelet reserves and what its CPU manager gave to pods is read on this machine only: a snapshot does not hold it.
-
-Pods with CPUs of their own are not shown yet: nothing places them.`,
+The machine is this one, or the one whose "tideline snapshot" is given with --node-facts. On this one the door tells which
+pods have CPUs of their own, and the pools of the moment. Without a door, with --policy or with --node-facts, it is the
+machine as it would be with no such pod: the policy, for reserved CPUs, is that of --policy, else /etc/tideline/policy.yaml
+where this machine has it, else the built-in one. What the kubelet reserves and what its CPU manager gave to pods is read
+on this machine only: a snapshot does not hold it.`,
 		Example: `  tideline cpus
   tideline cpus --color always | less -R
   tideline cpus --node-facts node7.snapshot --policy policy.yaml -o json`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
 			}
@@ -127,7 +130,15 @@ Pods with CPUs of their own are not shown yet: nothing places them.`,
 				read := preflight.ReadKubelet(c.root, "")
 				k = &read
 			}
-			r, o, err := reportCPUs(facts, source, spec, k)
+			live := told{about: "not known: a snapshot does not hold them"}
+			switch {
+			case nodeFile != "":
+			case policyFile != "":
+				live.about = "left out: with --policy the machine is drawn without any"
+			default:
+				live = c.askCPUs(cmd.Context())
+			}
+			r, o, err := reportCPUs(facts, source, spec, k, live)
 			if err != nil {
 				return err
 			}
@@ -139,6 +150,7 @@ Pods with CPUs of their own are not shown yet: nothing places them.`,
 			return err
 		},
 	}
+	c.controlFlag(cmd)
 	f := cmd.Flags()
 	f.StringVar(&nodeFile, "node-facts", "", `facts of another machine, a file of "tideline snapshot"`)
 	f.StringVar(&policyFile, "policy", "", "policy file")
@@ -187,27 +199,38 @@ func topologyProblems(f hostfs.Facts) []string {
 	return problems
 }
 
-// reportCPUs puts the topology, what the policy gives and what the kubelet took together; k is nil for a machine that is
-// not this one. Placements are nobody's yet.
-func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource, k *preflight.Kubelet) (CPUReport, owners, error) {
+// reportCPUs puts the topology, what the policy gives, what the kubelet took and what a door tells together; k is nil for a
+// machine that is not this one.
+func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource, k *preflight.Kubelet, live told) (CPUReport, owners, error) {
 	p, err := policy.Compile(spec.Spec)
 	if err != nil {
 		return CPUReport{}, owners{}, err
 	}
-	reserved, err := units.ParseCPUs(spec.Spec.ReservedCPUs)
+	limits := p.Limits()
+	reserved := limits.Reserved
+	kubelet := readKubeletCPUs(k)
+	problems := kubelet.problems(f.Node.Online, reserved)
+	if kubelet.reserved != nil {
+		limits.Reserved = limits.Reserved.Union(*kubelet.reserved)
+	}
+	if kubelet.exclusive != nil {
+		limits.Foreign = *kubelet.exclusive
+	}
+	m, err := placement.New(f.Topology(), limits)
 	if err != nil {
 		return CPUReport{}, owners{}, err
 	}
-	o := owners{reserved: reserved.Intersection(f.Node.Online), ls: p.LSPool(f.Node), be: p.BEPool(f.Node)}
-	kubelet := readKubeletCPUs(k)
-	problems := kubelet.problems(f.Node.Online, reserved, o.ls.Union(o.be))
-	if kubelet.reserved != nil {
-		o.reserved = o.reserved.Union(kubelet.reserved.Intersection(f.Node.Online))
-	}
-	if kubelet.exclusive != nil {
-		o.foreign = *kubelet.exclusive
+	pools := m.Pools(nil)
+	o := owners{reserved: limits.Reserved.Intersection(f.Node.Online), foreign: limits.Foreign, ls: pools.LS, be: pools.BE}
+	if live.CPUs != nil {
+		var more []string
+		if o, more, err = live.owners(); err != nil {
+			return CPUReport{}, owners{}, err
+		}
+		problems = append(more, problems...)
 	}
 	r := newCPUReport(f.Topology(), o)
+	r.aboutPods = live.about
 	r.Node, r.Policy, r.Problems = source, spec.source, append(problems, topologyProblems(f)...)
 	r.ReservedBy = ReservedBy{Policy: units.FormatCPUs(reserved), Kubelet: listOf(kubelet.reserved)}
 	r.Kubelet, r.aboutKubelet = listOf(kubelet.exclusive), kubelet.describe()
@@ -225,6 +248,45 @@ func reportCPUs(f hostfs.Facts, source NodeSource, spec policyWithSource, k *pre
 		}
 	}
 	return r, o, nil
+}
+
+// told is what a door tells of the pods.
+type told struct {
+	*control.CPUs        // nil where none does
+	about         string // for people
+}
+
+func (c *cli) askCPUs(ctx context.Context) told {
+	cpus, err := control.Dial(c.control).CPUs(ctx)
+	if err != nil {
+		return told{about: "not known: " + err.Error()}
+	}
+	return told{CPUs: &cpus, about: fmt.Sprintf("%s with CPUs of their own, as the door has them", plural(len(cpus.Pods), "pod", "pods"))}
+}
+
+// owners is what the door tells, and what of it is not as it should be.
+func (c told) owners() (o owners, problems []string, err error) {
+	read := func(list string) cpuset.CPUSet {
+		set, perr := units.ParseCPUs(list)
+		err = errors.Join(err, perr)
+		return set
+	}
+	o = owners{reserved: read(c.Reserved), foreign: read(c.Foreign), ls: read(c.Pools.LS), be: read(c.Pools.BE), assigned: []assignment{}}
+	for _, p := range c.Pods {
+		o.assigned = append(o.assigned, assignment{
+			namespace: cmp.Or(p.Namespace, "?"), name: cmp.Or(p.Name, p.UID), tier: p.Tier, cpus: read(p.CPUs), owned: read(p.Owned), nodes: read(p.Mems),
+		})
+	}
+	if c.Pools.Short != "" {
+		problems = append(problems, c.Pools.Short)
+	}
+	for _, p := range c.Unplaced {
+		problems = append(problems, fmt.Sprintf("pod %s/%s of tier %s has no CPUs of its own: %s", p.Namespace, p.Name, p.Tier, p.Why))
+	}
+	if err != nil {
+		err = fmt.Errorf("read what the door tells: %w", err)
+	}
+	return o, problems, err
 }
 
 func listOf(set *cpuset.CPUSet) *string {
@@ -296,9 +358,8 @@ func briefList(set cpuset.CPUSet) string {
 	return lines[0]
 }
 
-// problems are where the kubelet and the pools disagree. The pools are those of the policy, which knows its own reserved
-// CPUs only.
-func (k kubeletCPUs) problems(online, reserved, pools cpuset.CPUSet) []string {
+// problems are where the kubelet and the policy disagree.
+func (k kubeletCPUs) problems(online, reserved cpuset.CPUSet) []string {
 	list := []string{}
 	add := func(format string, cpus cpuset.CPUSet) {
 		if !cpus.IsEmpty() {
@@ -311,14 +372,10 @@ func (k kubeletCPUs) problems(online, reserved, pools cpuset.CPUSet) []string {
 	if s := k.state.State; k.manager != "" && s.Policy != "" && s.Policy != k.manager {
 		list = append(list, fmt.Sprintf("%s: of CPU manager policy %s, and %s is configured", k.state.Path, units.Quote(s.Policy), k.manager))
 	}
-	if k.reserved != nil {
-		add("reservedSystemCPUs of the kubelet, by "+k.where+": the policy does not reserve CPUs %s, so pods of LS and BE run there", k.reserved.Intersection(pools))
-		if k.manager != "none" {
-			add("spec.reservedCPUs of the policy: the kubelet's reservedSystemCPUs lack CPUs %s, so it may give them to pods", reserved.Intersection(online).Difference(*k.reserved))
-		}
+	if k.reserved != nil && k.manager != "none" {
+		add("spec.reservedCPUs of the policy: the kubelet's reservedSystemCPUs lack CPUs %s, so it may give them to pods", reserved.Intersection(online).Difference(*k.reserved))
 	}
 	if k.exclusive != nil {
-		add(k.state.Path+": CPUs %s are given to pods and in our pools; the cpusets that the kubelet asks for keep others off", k.exclusive.Intersection(pools))
 		add(k.state.Path+": CPUs %s are given to pods, and the policy reserves them", k.exclusive.Intersection(reserved))
 		add(k.state.Path+": CPUs %s are given to pods, and are not online", k.exclusive.Difference(online))
 	}
@@ -343,6 +400,9 @@ func newCPUReport(t placement.Topology, o owners) CPUReport {
 	for _, n := range t.Nodes {
 		r.NUMANodes = append(r.NUMANodes, ReportedNode{ID: n.ID, Distances: n.Distances})
 	}
+	if o.assigned != nil {
+		r.Pods = []ReportedPod{}
+	}
 	for _, a := range o.sorted() {
 		r.Pods = append(r.Pods, ReportedPod{
 			Namespace: a.namespace, Name: a.name, Tier: a.tier, CPUs: a.cpus.String(), Owned: a.owned.String(), MemoryNodes: a.nodes.String(),
@@ -357,9 +417,7 @@ func (r CPUReport) text(t placement.Topology, o owners, s style) string {
 	p.labelled("node", 8, r.Node.describe())
 	p.labelled("policy", 8, fmt.Sprintf("%s (%s)", dash(r.Policy.Name), r.Policy.Source))
 	p.labelled("kubelet", 8, r.aboutKubelet)
-	if r.Pods == nil {
-		p.labelled("pods", 8, "none is shown: nothing places them on CPUs of their own yet")
-	}
+	p.labelled("pods", 8, r.aboutPods)
 	for i, problem := range r.Problems { // one a CPU, where /sys is hidden
 		if i == maxProblems {
 			p.line(0, 2, fmt.Sprintf("! and %d more, see -o json", len(r.Problems)-i))

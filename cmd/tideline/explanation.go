@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/utils/cpuset"
+
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/facts/kube"
 	"github.com/tideline-io/tideline/internal/placement"
@@ -32,6 +34,7 @@ type NodeSource struct {
 	Why           string `json:"why,omitempty"` // why generic facts had to do
 	node          policy.Node
 	topology      placement.Topology
+	reserved      cpuset.CPUSet // by the kubelet, where it is this machine's
 }
 
 // PolicySource is the policy that decided.
@@ -95,7 +98,12 @@ func explainPod(m manifest, p *policy.Policy, node NodeSource) ExplainedPod {
 	}
 	pod := kube.Pod(object, opts)
 	out.KubeQoS, out.CgroupParent = pod.KubeQoS, pod.CgroupParent
-	pod.Placed, out.Placement = place(pod, p, node.topology)
+	if m, err := node.machine(p); err != nil {
+		pod.Placed = &policy.Placed{Why: err.Error()}
+	} else {
+		node.node.Pools = policy.NewPools(m.Pools(nil), node.node.Online, false)
+		pod.Placed, out.Placement = place(pod, p, m, node.topology)
+	}
 	var running []policy.Container
 	for _, c := range kube.Containers(object, opts) {
 		if c.Kind != kube.Init {
@@ -109,17 +117,20 @@ func explainPod(m manifest, p *policy.Policy, node NodeSource) ExplainedPod {
 	return out
 }
 
+// machine is the node without any pod that owns CPUs.
+func (n NodeSource) machine(p *policy.Policy) (*placement.Machine, error) {
+	limits := p.Limits()
+	limits.Reserved = limits.Reserved.Union(n.reserved)
+	return placement.New(n.topology, limits)
+}
+
 // place gives a pod that is to have CPUs of its own those that it would get on a node where no other pod has some.
-func place(pod policy.Pod, p *policy.Policy, t placement.Topology) (*policy.Placed, *ExplainedCPUs) {
+func place(pod policy.Pod, p *policy.Policy, m *placement.Machine, t placement.Topology) (*policy.Placed, *ExplainedCPUs) {
 	r, exclusive, err := p.Placing(pod)
 	if !exclusive {
 		return nil, nil
 	}
 	r.UID = pod.Namespace + "/" + pod.Name // which a manifest does not have, and messages name
-	var m *placement.Machine
-	if err == nil {
-		m, err = placement.New(t, p.Limits())
-	}
 	var a placement.Assignment
 	if err == nil {
 		a, err = m.Place(nil, r)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tideline-io/tideline/internal/hostfs"
 	"github.com/tideline-io/tideline/internal/policy"
+	"github.com/tideline-io/tideline/internal/preflight"
 )
 
 // path is a place on the node as this process sees it.
@@ -35,7 +36,11 @@ func (c *cli) node(file string) (NodeSource, error) {
 		n.Why = fmt.Sprintf("this machine can't tell its own facts (%v), take those of a node with tideline snapshot", err)
 		return n, nil
 	}
-	return nodeSource("this machine", f), nil
+	n := nodeSource("this machine", f)
+	if k := preflight.ReadKubelet(c.root, ""); k.Error == "" {
+		n.reserved, _, _ = k.Reserved() // what can't be read is for check to say
+	}
+	return n, nil
 }
 
 // readNodeFacts reads the file of --node-facts.

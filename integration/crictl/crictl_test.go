@@ -108,7 +108,7 @@ func TestCrictl(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	l := lab.ForTest(t, "crictl")
-	n, err := node.Start(ctx, l, node.Options{Policy: demo.Policy})
+	n, err := node.Start(ctx, l, node.Options{Policy: demo.Reserved})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
-// pool is the shared pool under demo.Policy on a machine with two CPUs.
+// pool is the shared pool under demo.Reserved on a machine with two CPUs.
 const pool = "1"
 
 // What the demo's pods have in the kernel, as with containerd (package e2e).
@@ -340,7 +340,7 @@ func start(t *testing.T) (context.Context, *node.Node) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
-	n, err := node.Start(ctx, lab.ForTest(t, strings.ToLower(t.Name())), node.Options{Policy: demo.Policy, Door: node.NRI, CRIO: true})
+	n, err := node.Start(ctx, lab.ForTest(t, strings.ToLower(t.Name())), node.Options{Policy: demo.Reserved, Door: node.NRI, CRIO: true})
 	if err != nil {
 		t.Fatal(err)
 	}

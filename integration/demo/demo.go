@@ -38,6 +38,14 @@ kind: QoSPolicy
 metadata: {name: demo}
 `
 
+// Reserved has a CPU reserved, so that the pools are smaller than the machine and can be seen, and lets LSR pods share: on a
+// machine of two CPUs none is left for them.
+const Reserved = Policy + `spec:
+  reservedCPUs: "0"
+  tiers:
+    LSR: {cpu: {placement: none}}
+`
+
 // Options of a run.
 type Options struct {
 	Manifests string // folder with the manifests

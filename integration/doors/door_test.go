@@ -25,6 +25,7 @@ import (
 	factscri "github.com/tideline-io/tideline/internal/facts/cri"
 	factsnri "github.com/tideline-io/tideline/internal/facts/nri"
 	"github.com/tideline-io/tideline/internal/facts/nri/nritest"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -37,7 +38,7 @@ type door interface {
 	// update is UpdateContainerResources.
 	update(message) flat
 	// resizing is UpdatePodSandboxResources.
-	resizing()
+	resizing(*runtimeapi.LinuxContainerResources)
 	// finished is RemoveContainer.
 	finished(name string)
 	// pod is the decision on the pod's own cgroup.
@@ -73,7 +74,7 @@ func newHost(t testing.TB, node policy.Node, p *policy.Policy, carries func(int,
 	}
 	h := &host{t: t, rt: enginetest.New(), version: node.CgroupVersion, specs: map[string]*specs.Spec{}}
 	h.e = engine.New(engine.Config{
-		Cgroups: fs, Runtime: h.rt, StateDir: t.TempDir(), PlacementDir: t.TempDir(), Node: node, Policy: p, Info: control.PolicyStatus{Name: "corpus"},
+		Cgroups: fs, Runtime: h.rt, StateDir: t.TempDir(), PlacementDir: t.TempDir(), Topology: topology(node), Node: node, Policy: p, Info: control.PolicyStatus{Name: "corpus"},
 		Mode: control.ModeEnforce, DecisionBudget: time.Minute, Clock: time.Now, Log: slog.New(slog.DiscardHandler),
 		Carries: func(k policy.Knob) bool { return carries(node.CgroupVersion, k) },
 	})
@@ -89,6 +90,15 @@ func newHost(t testing.TB, node policy.Node, p *policy.Policy, carries func(int,
 	return h
 }
 
+// topology is a core for each CPU, on one NUMA node.
+func topology(n policy.Node) placement.Topology {
+	t := placement.Topology{Nodes: []placement.Node{{ID: 0, Memory: true}}}
+	for _, id := range n.Online.List() {
+		t.CPUs = append(t.CPUs, placement.CPU{ID: id, L2: id, Core: id})
+	}
+	return t
+}
+
 func containerID(name string) string { return fmt.Sprintf("%.64s", name+strings.Repeat("0", 64)) }
 
 func (h *host) started(p policy.Pod) {
@@ -100,8 +110,9 @@ func (h *host) started(p policy.Pod) {
 	}
 }
 
-func (h *host) resizing() {
-	if r := h.e.PodResizing(h.t.Context(), sandboxID, policy.Resources{}); r != nil {
+func (h *host) resizing(asks policy.Resources) {
+	h.facts.Resources = asks
+	if r := h.e.PodResizing(h.t.Context(), sandboxID, asks); r != nil {
 		h.t.Errorf("a resize is refused: %+v", r)
 	}
 	h.e.PodResized(sandboxID)
@@ -169,6 +180,11 @@ func (d *criDoor) sandbox(cfg *runtimeapi.PodSandboxConfig) {
 	d.config = cfg
 	req := wire(d.t, &runtimeapi.RunPodSandboxRequest{Config: cfg}, &runtimeapi.RunPodSandboxRequest{})
 	d.started(factscri.Pod(req.GetConfig()))
+}
+
+func (d *criDoor) resizing(r *runtimeapi.LinuxContainerResources) {
+	req := wire(d.t, &runtimeapi.UpdatePodSandboxResourcesRequest{Resources: r}, &runtimeapi.UpdatePodSandboxResourcesRequest{})
+	d.host.resizing(factscri.Resources(req.GetResources()))
 }
 
 func (d *criDoor) create(cfg *runtimeapi.ContainerConfig) flat {
@@ -317,8 +333,13 @@ func (d *nriDoor) announced(cfg *runtimeapi.PodSandboxConfig) *api.PodSandbox {
 	}
 	return &api.PodSandbox{
 		Id: sandboxID, Name: cfg.GetMetadata().GetName(), Namespace: cfg.GetMetadata().GetNamespace(), Uid: cfg.GetMetadata().GetUid(),
-		Labels: labels, Annotations: annotations, Linux: &api.LinuxPodSandbox{CgroupParent: cfg.GetLinux().GetCgroupParent()},
+		Labels: labels, Annotations: annotations, Linux: &api.LinuxPodSandbox{CgroupParent: cfg.GetLinux().GetCgroupParent(), PodResources: nritest.Request(cfg.GetLinux().GetResources())},
 	}
+}
+
+func (d *nriDoor) resizing(r *runtimeapi.LinuxContainerResources) {
+	req := wire(d.t, &api.UpdatePodSandboxRequest{LinuxResources: nritest.Request(r)}, &api.UpdatePodSandboxRequest{})
+	d.host.resizing(factsnri.Update(req.GetLinuxResources()))
 }
 
 func (d *nriDoor) create(cfg *runtimeapi.ContainerConfig) flat {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/tideline-io/tideline/integration/node"
 	"github.com/tideline-io/tideline/internal/facts/kube"
 	"github.com/tideline-io/tideline/internal/facts/nri/nritest"
 	"github.com/tideline-io/tideline/internal/policy"
@@ -196,9 +197,10 @@ func run(t *testing.T, c *testCase, m machine, sent map[string]map[string]bool) 
 
 	for _, u := range c.Updates {
 		messages := k.update(u)
-		if u.PodResources != nil {
-			viaCRI.resizing()
-			viaNRI.resizing()
+		if u.PodResources != nil || len(u.Resize) > 0 {
+			total := node.Resources(kube.Pod(k.pod, opts).Resources)
+			viaCRI.resizing(total)
+			viaNRI.resizing(total)
 		}
 		said := explain(t, k.pod, p, n, opts)
 		got := want{Containers: map[string]wantContainer{}}

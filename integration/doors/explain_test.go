@@ -10,6 +10,7 @@ import (
 	"github.com/tideline-io/tideline/internal/apply/cri"
 	"github.com/tideline-io/tideline/internal/facts/kube"
 	"github.com/tideline-io/tideline/internal/facts/nri/nritest"
+	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -27,6 +28,20 @@ func explain(t testing.TB, manifest *corev1.Pod, p *policy.Policy, n policy.Node
 		kube.Admit(object)
 	}
 	pod := kube.Pod(object, opts)
+	m, err := placement.New(topology(n), p.Limits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Pools = policy.NewPools(m.Pools(nil), n.Online, false)
+	if r, exclusive, err := p.Placing(pod); exclusive {
+		var a placement.Assignment
+		if err == nil {
+			a, err = m.Place(nil, r)
+		}
+		if pod.Placed = (&policy.Placed{CPUs: a.CPUs.String()}); err != nil {
+			pod.Placed = &policy.Placed{Why: err.Error()}
+		}
+	}
 	out := explained{containers: map[string]flat{}, pod: flat{}}
 	var running []policy.Container
 	for _, c := range kube.Containers(object, opts) {

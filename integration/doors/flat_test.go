@@ -38,6 +38,7 @@ func podFacts(p policy.Pod) flat {
 	for k, v := range p.Annotations {
 		f["annotations["+k+"]"] = v
 	}
+	f.add("resources.", resources("", p.Resources))
 	return f
 }
 

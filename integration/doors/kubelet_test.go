@@ -57,7 +57,7 @@ func (k *kubelet) sandbox() *runtimeapi.PodSandboxConfig {
 	return &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: k.pod.Name, Namespace: k.pod.Namespace, Uid: string(k.pod.UID)},
 		Labels:   labels, Annotations: annotations,
-		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: parent, Resources: node.Resources(kube.PodResources(k.pod, k.opts))},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: parent, Resources: node.Resources(kube.Pod(k.pod, k.opts).Resources)},
 	}
 }
 

@@ -55,7 +55,7 @@ func TestDemo(t *testing.T) {
 
 // TestResize: what the kubelet asks later is input, and is decided anew.
 func TestResize(t *testing.T) {
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	p := run(t, ctx, n, manifest(t, "ls"))
 	c := p.Containers[0]
 	at := cgroupOf(p, 0)
@@ -110,7 +110,7 @@ func TestResize(t *testing.T) {
 // TestIOPriority: the plugin gives the processes of a batch container the I/O priority of the policy, and they keep it
 // until the container ends. The proxy has no way to, says so, and has no trouble with it.
 func TestIOPriority(t *testing.T) {
-	ctx, n := start(t, node.Options{Policy: demo.Policy + "  tiers: {BE: {io: {priority: idle}}}\n"})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved + "    BE: {io: {priority: idle}}\n"})
 	batch, service := run(t, ctx, n, manifest(t, "be")), run(t, ctx, n, manifest(t, "ls"))
 	untouched := node.Kernel(cgroupOf(service, 0), policy.IOPriority)
 	want := untouched
@@ -164,7 +164,7 @@ func TestIOPriority(t *testing.T) {
 
 // TestBatchUpdates: a batch container has no weight for as long as it is idle; every update must leave that alone.
 func TestBatchUpdates(t *testing.T) {
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	p := run(t, ctx, n, manifest(t, "be"))
 	c := p.Containers[0]
 	check := func(when string) {
@@ -200,7 +200,7 @@ func TestAdopted(t *testing.T) {
 	if door == node.NRI {
 		t.Skip("the plugin's is TestSynchronize")
 	}
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	var p *node.Pod
 	without(t, ctx, n, func() { p = run(t, ctx, n, manifest(t, "be")) })
 	c := p.Containers[0]
@@ -221,7 +221,7 @@ func TestAdopted(t *testing.T) {
 
 // TestDisable: afterwards the kernel has what it would have had without us, and a later update brings nothing back.
 func TestDisable(t *testing.T) {
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	compare, classes := map[string]map[string]string{}, map[string]map[string]string{}
 	without(t, ctx, n, func() {
 		for _, name := range demo.Names {
@@ -300,7 +300,7 @@ func TestDisable(t *testing.T) {
 
 // TestObserve: everything is decided and nothing is changed.
 func TestObserve(t *testing.T) {
-	ctx, n := start(t, node.Options{Policy: demo.Policy, Mode: "observe"})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved, Mode: "observe"})
 	for _, name := range []string{"be", "ls"} {
 		var files, pod map[string]string
 		without(t, ctx, n, func() {
@@ -322,7 +322,7 @@ func TestObserve(t *testing.T) {
 
 // TestBadInput: a bad value is named, changes nothing and kills nothing.
 func TestBadInput(t *testing.T) {
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	for _, tc := range []struct {
 		name, pod string
 		edit      func(*corev1.Pod)

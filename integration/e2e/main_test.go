@@ -135,7 +135,7 @@ func want(t *testing.T, when, cgroup string, values map[policy.Knob]string) {
 	}
 }
 
-// pool is the CPUs of the shared pool under demo.Policy, which reserves CPU 0, on a machine with two; want puts those of
+// pool is the CPUs of the shared pool under demo.Reserved, which reserves CPU 0, on a machine with two; want puts those of
 // this machine in its place.
 const pool = "1"
 

@@ -27,7 +27,7 @@ func needsNRI(t *testing.T) {
 // the runtime's stored spec has shares. What is right is left alone.
 func TestSynchronize(t *testing.T) {
 	needsNRI(t)
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	if err := n.StopProxy(ctx, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func wrong(ctx context.Context, n *node.Node, p *node.Pod) string {
 // repeats it.
 func TestPluginFaults(t *testing.T) {
 	needsNRI(t)
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	var pods []*node.Pod
 	faults := []struct {
 		name string
@@ -253,7 +253,7 @@ func TestSwitch(t *testing.T) {
 		}
 		eventually(t, "the door "+to+" knows all containers", func() bool {
 			st, err := n.Control.Status(ctx)
-			return err == nil && st.Door == to && st.Runtime.Connected && st.Counts.Containers[policy.Managed] == len(pods)-1
+			return err == nil && st.Door == to && st.Runtime.Connected && st.Counts.Containers[policy.Managed] == len(pods)
 		})
 		time.Sleep(2 * time.Second) // what follows a Synchronize would show by now
 		for at, files := range before {

@@ -60,7 +60,7 @@ func complete(ctx context.Context, n *node.Node, p *node.Pod) error {
 // it is back. Others are made either way.
 func TestRequired(t *testing.T) {
 	needsNRI(t)
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	validator(t, ctx, n, "")
 	testRequired(t, ctx, n, []requiring{
 		{"container", "lsr", map[string]string{required + "/container.app": "[tideline]"}, true},
@@ -77,7 +77,7 @@ func TestRequired(t *testing.T) {
 // TestRequiredEverywhere: the same where the runtime requires the plugin of all containers but those that tolerate it.
 func TestRequiredEverywhere(t *testing.T) {
 	needsNRI(t)
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	validator(t, ctx, n, "  required_plugins = ['tideline']\n  tolerate_missing_plugins_annotation = '"+tolerate+"'\n")
 	testRequired(t, ctx, n, []requiring{
 		{"plain", "plain", nil, true},
@@ -132,7 +132,7 @@ func testRequired(t *testing.T, ctx context.Context, n *node.Node, cases []requi
 // creation, or since the last hook, still counts. What it missed is made good when it is back; the next creation fails.
 func TestRequiredGap(t *testing.T) {
 	needsNRI(t)
-	ctx, n := start(t, node.Options{Policy: demo.Policy})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
 	validator(t, ctx, n, "")
 	for i, c := range []struct {
 		name         string

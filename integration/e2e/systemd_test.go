@@ -32,7 +32,7 @@ func TestDaemonReload(t *testing.T) {
 	if !lab.Systemd() {
 		t.Skip("systemd: it runs in the VM whose init is systemd")
 	}
-	ctx, n := start(t, node.Options{Policy: demo.Policy + "  tiers:\n    BE:\n      io:\n        max:\n        - {device: all, wbps: 10485760}\n"})
+	ctx, n := start(t, node.Options{Policy: demo.Reserved + "    BE:\n      io:\n        max:\n        - {device: all, wbps: 10485760}\n"})
 	cgroups := map[string]string{}
 	pods := map[string]*node.Pod{}
 	for _, name := range demo.Names {

@@ -219,7 +219,7 @@ func untiered(name, cpu string) *corev1.Pod {
 // believe. The same scenario runs without us and through the proxy.
 func TestControlPlane(t *testing.T) {
 	records := map[string]*record{}
-	for _, run := range []struct{ name, policy string }{{"direct", without}, {"through", demo.Policy}} {
+	for _, run := range []struct{ name, policy string }{{"direct", without}, {"through", demo.Reserved}} {
 		ok := t.Run(run.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience(5*time.Minute))
 			defer cancel()
@@ -378,7 +378,7 @@ func TestStaticCPUManager(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	c := startCluster(t, ctx, "static", demo.Policy, map[string]any{
+	c := startCluster(t, ctx, "static", demo.Reserved, map[string]any{
 		"cpuManagerPolicy": "static", "cpuManagerReconcilePeriod": "1s", "reservedSystemCPUs": "0",
 	})
 	all := tiers(t)

@@ -162,7 +162,7 @@ func (d *daemon) apply() {
 // stays, but for the mode.
 func (d *daemon) configure() {
 	d.t.Helper()
-	b, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "tideline-policy"}, "data": map[string]any{"policy.yaml": demo.Policy}})
+	b, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "tideline-policy"}, "data": map[string]any{"policy.yaml": demo.Reserved}})
 	if err != nil {
 		d.t.Fatal(err)
 	}

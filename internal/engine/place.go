@@ -254,9 +254,7 @@ func (e *Engine) pools(s *state) {
 	}
 	e.outcome("pools", "", short)
 	next := e.node()
-	next.Pools = &policy.Pools{
-		LS: units.CPUMaskOf(pools.LS), BE: units.CPUMaskOf(pools.BE), System: units.CPUMaskOf(pools.System), Online: units.CPUMaskOf(next.Online), Placed: len(s.cpus.placed) > 0,
-	}
+	next.Pools = policy.NewPools(pools, next.Online, len(s.cpus.placed) > 0)
 	if before := e.node().Pools; before != nil && *before == *next.Pools {
 		next.Pools = before
 	}

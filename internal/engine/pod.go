@@ -253,7 +253,11 @@ type podWork struct {
 // decidePod decides on the pod's own cgroup anew; the owner goroutine alone calls it. There is work where the decision
 // differs from what was written last, or where again says that somebody may have written over it.
 func (e *Engine) decidePod(s *state, p *pod, again bool) podWork {
-	p.decision = e.policy.Load().policy.Pod(e.node(), p.facts, s.facts(p.facts.UID))
+	facts := p.facts
+	if len(s.containers[facts.UID]) == 0 {
+		facts = p.creating()
+	}
+	p.decision = e.policy.Load().policy.Pod(e.node(), facts, s.facts(facts.UID))
 	if p.path == "" || !e.Enforcing() || len(p.decision.Settings)+len(p.held) == 0 {
 		return podWork{decision: p.decision}
 	}

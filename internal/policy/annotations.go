@@ -164,9 +164,10 @@ type who struct {
 	refusal *Refusal
 }
 
-// identify finds the tier and reads the annotations, and looks whether the pod could be placed. A bad annotation is ignored whole, and noted; where the tier is
-// exclusive and its policy refuses what can't be honoured, a pod of our own label is refused, since it would run with
-// other protection than it asked for, and a pod of a peer's label or a rule falls to LS.
+// identify finds the tier, reads the annotations, and looks whether the pod could be placed. A bad annotation is ignored
+// whole, and noted. Where the tier is exclusive and its policy refuses what can't be honoured, a pod of our own label with
+// a bad annotation is refused, since it would run with other protection than it asked for, and one of a peer's label or a
+// rule falls to LS. A pod that could not be placed is refused likewise, and falls to LS too where the policy passes.
 func (p *Policy) identify(pod Pod) who {
 	var w who
 	w.tier, w.source, w.notes = p.Tier(pod)

@@ -62,6 +62,7 @@ func Compile(spec v1alpha1.QoSPolicySpec) (*Policy, error) {
 		reserved:     reserved,
 		reservedList: cutList(&reserved),
 	}
+	p.spec.MinSharedCPUs = clonePointer(spec.MinSharedCPUs)
 	p.spec.Tiers = make(map[v1alpha1.Tier]v1alpha1.TierPolicy, len(spec.Tiers))
 	for t, tp := range spec.Tiers {
 		tp = clone(tp)
@@ -133,6 +134,7 @@ func aliases(a v1alpha1.Aliases) []alias {
 
 func clone(t v1alpha1.TierPolicy) v1alpha1.TierPolicy {
 	t.CPU.Idle = clonePointer(t.CPU.Idle)
+	t.CPU.MemoryMigration = clonePointer(t.CPU.MemoryMigration)
 	t.Memory.Low = clonePointer(t.Memory.Low)
 	t.Memory.High = clonePointer(t.Memory.High)
 	t.OOMScoreAdj = clonePointer(t.OOMScoreAdj)

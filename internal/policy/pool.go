@@ -11,6 +11,11 @@ import (
 	"github.com/tideline-io/tideline/internal/units"
 )
 
+// NewPools makes pools fit for deciding; online is all CPUs, and placed says that a pod owns some.
+func NewPools(p placement.Pools, online cpuset.CPUSet, placed bool) *Pools {
+	return &Pools{LS: units.CPUMaskOf(p.LS), BE: units.CPUMaskOf(p.BE), System: units.CPUMaskOf(p.System), Online: units.CPUMaskOf(online), Placed: placed}
+}
+
 // LSPool is the CPUs of LS containers.
 func (p *Policy) LSPool(n Node) cpuset.CPUSet {
 	s, _ := p.shared(v1alpha1.LS, &n)
@@ -63,11 +68,15 @@ func (p *Policy) shared(t v1alpha1.Tier, n *Node) (s shared, ok bool) {
 
 // CPUSet is the cpuset.cpus that Container decides, nil for none.
 func (p *Policy) CPUSet(n Node, pod Pod, c Container) *Setting {
-	w := p.identify(pod)
-	if w.refusal != nil {
-		return nil
+	tier, _, _ := p.Tier(pod)
+	if tier.Exclusive() { // nobody else's CPUs depend on the annotations, which cost more to read than all the rest
+		w := p.identify(pod)
+		if w.refusal != nil {
+			return nil
+		}
+		tier = w.tier
 	}
-	d := deciding{Decision: Decision{Tier: w.tier}, node: n, tp: p.tiers[w.tier], level: LevelContainer}
+	d := deciding{Decision: Decision{Tier: tier}, node: n, tp: p.tiers[tier], level: LevelContainer}
 	d.cpuset(p, &pod, &c)
 	return d.setting(CPUSetCPUs)
 }
@@ -90,8 +99,8 @@ func (d *deciding) cpuset(p *Policy, pod *Pod, c *Container) {
 			return
 		}
 		why := "it was made before this node placed pods"
-		if d.tp.CPU.Placement == "" {
-			why = "the policy has no tiers." + string(d.Tier) + ".cpu.placement"
+		if !places(d.tp) {
+			why = "the policy does not place its tier (tiers." + string(d.Tier) + ".cpu.placement)"
 		}
 		d.note(NoteUnplaced, CPUSetCPUs, "the pod has no CPUs of its own, since "+why+"; it runs on those of LS")
 	}
@@ -182,6 +191,10 @@ func (r *Resources) milliCPU() int64 {
 	return placement.MilliCPU(value(r.CPUQuota), value(r.CPUPeriod), value(r.CPUShares))
 }
 
+func places(tp tierPolicy) bool {
+	return tp.CPU.Placement != "" && tp.CPU.Placement != v1alpha1.PlacementNone
+}
+
 var errLeave = errors.New("the policy leaves pods without a tier where they are (untiered: leave), so no core can be a pod's alone; allowed: untiered: pool")
 
 // Placing is what a pod asks for where it is to have CPUs of its own; ok is false for any other pod. With an error it can't
@@ -193,7 +206,7 @@ func (p *Policy) Placing(pod Pod) (r placement.Request, ok bool, err error) {
 	}
 	w := p.identify(pod)
 	tp := p.tiers[w.tier]
-	if !w.tier.Exclusive() || w.refusal != nil || tp.CPU.Placement == "" {
+	if !w.tier.Exclusive() || w.refusal != nil || !places(tp) {
 		return r, false, nil
 	}
 	r = placement.Request{UID: pod.UID, Tier: w.tier, NUMA: placement.NUMA(tp.CPU.NUMA), SMT: placement.SMT(tp.CPU.SMT)}

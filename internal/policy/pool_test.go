@@ -175,7 +175,7 @@ func TestPlacing(t *testing.T) {
 		{name: "untiered pods stay, and batch may come", edit: func(s *v1alpha1.QoSPolicySpec) { s.Untiered = v1alpha1.UntieredLeave }, pod: labelled(v1alpha1.LSR), asks: whole,
 			want: placement.Request{Tier: v1alpha1.LSR, Count: 4, NUMA: placement.PreferSingle}},
 		{name: "the policy does not place", edit: func(s *v1alpha1.QoSPolicySpec) {
-			tierOf(s, v1alpha1.LSE, func(tp *v1alpha1.TierPolicy) { tp.CPU.Placement = "" })
+			tierOf(s, v1alpha1.LSE, func(tp *v1alpha1.TierPolicy) { tp.CPU.Placement = v1alpha1.PlacementNone })
 		}, pod: labelled(v1alpha1.LSE), asks: whole, none: true},
 		{name: "a bad wish", pod: labelled(v1alpha1.LSR, v1alpha1.AnnotationCPUPlacement, `{"smt":"use"}`), asks: whole, none: true}, // it is refused
 		{name: "LS", pod: labelled(v1alpha1.LS), asks: whole, none: true},

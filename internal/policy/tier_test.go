@@ -138,6 +138,8 @@ func TestCompile(t *testing.T) {
 	}
 	want := p.Container(v2(), labelled(v1alpha1.BE), app(shares(2)))
 	*spec.Tiers[v1alpha1.BE].CPU.Idle = false
+	*spec.Tiers[v1alpha1.LSR].CPU.MemoryMigration = true
+	*spec.MinSharedCPUs = 7
 	*spec.Aliases.Koordinator = false
 	delete(spec.Tiers, v1alpha1.BE)
 	spec.Rules[0].Match.Namespaces[0] = "shop"
@@ -146,5 +148,8 @@ func TestCompile(t *testing.T) {
 	}
 	if tier, _, _ := p.Tier(policy.Pod{Namespace: "kube-system"}); tier != v1alpha1.SYSTEM {
 		t.Errorf("kube-system is %q", tier)
+	}
+	if n := p.Limits().MinShared; n != 1 || p.MigratesMemory(v1alpha1.LSR) {
+		t.Errorf("%d CPUs are shared, memory migrates: %v", n, p.MigratesMemory(v1alpha1.LSR))
 	}
 }
