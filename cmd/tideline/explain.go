@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,7 @@ no runtime and changes nothing.
 
 The file holds YAML documents or JSON: Pods, workloads with a pod template, and Lists of these.
 
-Values depend on the machine. They are those of this one, or of the one whose "tideline snapshot" is given with
+A pod of LSE or LSR is placed as on a node where no other pod has CPUs of its own. Values depend on the machine. They are those of this one, or of the one whose "tideline snapshot" is given with
 --node-facts. Where neither can be had, generic facts stand in, and the output says so: cgroup v2, 8 CPUs, 32 GiB,
 one SSD, every knob supported.
 
@@ -133,12 +134,12 @@ func (c *cli) policy(file string, here bool) (policyWithSource, error) {
 	if err != nil {
 		return policyWithSource{}, fmt.Errorf("policy %s: %w", name, err)
 	}
-	return policyWithSource{p, PolicySource{Name: p.Metadata.Name, Source: name}}, nil
+	return policyWithSource{p, PolicySource{Name: p.Metadata.Name, Source: name, untiered: p.Spec.Untiered}}, nil
 }
 
 func builtIn() policyWithSource {
 	p := v1alpha1.Default()
-	return policyWithSource{p, PolicySource{Name: p.Metadata.Name, Source: "built in"}}
+	return policyWithSource{p, PolicySource{Name: p.Metadata.Name, Source: "built in", untiered: p.Spec.Untiered}}
 }
 
 func (c *cli) manifests(file, namespace string) (parsed, error) {
@@ -203,7 +204,7 @@ func runningText(namespace, name string, cgroups []control.Explained, width int)
 	}
 	for i, e := range cgroups {
 		if i == 0 {
-			p.line(2, 2, runningTier(e.Decision))
+			p.line(2, 2, runningTier(e.Decision, cgroups))
 		}
 		p.WriteString("\n")
 		title := string(e.Level) + " cgroup"
@@ -226,8 +227,11 @@ func runningText(namespace, name string, cgroups []control.Explained, width int)
 	return p.String()
 }
 
-func runningTier(d policy.Decision) string {
+func runningTier(d policy.Decision, cgroups []control.Explained) string {
 	if d.Tier == v1alpha1.None {
+		if slices.ContainsFunc(cgroups, func(e control.Explained) bool { return len(e.Decision.Settings) > 0 }) {
+			return "tier: none: the kubelet's values stand, but it leaves the CPUs that pods of LSE and LSR own"
+		}
 		return "tier: none: nothing of ours is written, the kubelet's values stand"
 	}
 	switch s := d.Source; s.Kind {

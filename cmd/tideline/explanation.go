@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,8 +40,9 @@ type NodeSource struct {
 
 // PolicySource is the policy that decided.
 type PolicySource struct {
-	Name   string `json:"name"`
-	Source string `json:"source"` // "built in" or a file
+	Name     string `json:"name"`
+	Source   string `json:"source"` // "built in" or a file
+	untiered v1alpha1.Untiered
 }
 
 // ExplainedPod is one pod of a manifest.
@@ -63,6 +65,7 @@ type ExplainedCPUs struct {
 	CPUs        string `json:"cpus"`        // that it runs on
 	Owned       string `json:"owned"`       // these, and siblings that are kept idle
 	MemoryNodes string `json:"memoryNodes"` // "" for all
+	idle        string // of Owned, those that are not in CPUs
 }
 
 // ExplainedCgroup is the pod's cgroup or that of a container.
@@ -98,11 +101,22 @@ func explainPod(m manifest, p *policy.Policy, node NodeSource) ExplainedPod {
 	}
 	pod := kube.Pod(object, opts)
 	out.KubeQoS, out.CgroupParent = pod.KubeQoS, pod.CgroupParent
-	if m, err := node.machine(p); err != nil {
-		pod.Placed = &policy.Placed{Why: err.Error()}
-	} else {
-		node.node.Pools = policy.NewPools(m.Pools(nil), node.node.Online, false)
-		pod.Placed, out.Placement = place(pod, p, m, node.topology)
+	empty, err := node.machine(p)
+	if err == nil {
+		node.node.Pools = policy.NewPools(empty.Pools(nil), node.node.Online, false)
+	}
+	if r, exclusive, unfit := p.Placing(pod); exclusive {
+		r.UID = pod.Namespace + "/" + pod.Name // which a manifest does not have, and messages name
+		var a placement.Assignment
+		if err = cmp.Or(unfit, err); err == nil {
+			a, err = empty.Place(nil, r)
+		}
+		if err != nil {
+			pod.Placed = &policy.Placed{Why: err.Error()}
+		} else {
+			out.Placement = explainCPUs(a, node.topology)
+			pod.Placed = &policy.Placed{CPUs: out.Placement.CPUs, Mems: out.Placement.MemoryNodes}
+		}
 	}
 	var running []policy.Container
 	for _, c := range kube.Containers(object, opts) {
@@ -124,28 +138,18 @@ func (n NodeSource) machine(p *policy.Policy) (*placement.Machine, error) {
 	return placement.New(n.topology, limits)
 }
 
-// place gives a pod that is to have CPUs of its own those that it would get on a node where no other pod has some.
-func place(pod policy.Pod, p *policy.Policy, m *placement.Machine, t placement.Topology) (*policy.Placed, *ExplainedCPUs) {
-	r, exclusive, err := p.Placing(pod)
-	if !exclusive {
-		return nil, nil
+func explainCPUs(a placement.Assignment, t placement.Topology) *ExplainedCPUs {
+	return &ExplainedCPUs{
+		CPUs: units.FormatCPUs(a.CPUs), Owned: units.FormatCPUs(a.Owned), MemoryNodes: units.FormatCPUs(t.Restrict(a.Mems)),
+		idle: units.FormatCPUs(a.Owned.Difference(a.CPUs)),
 	}
-	r.UID = pod.Namespace + "/" + pod.Name // which a manifest does not have, and messages name
-	var a placement.Assignment
-	if err == nil {
-		a, err = m.Place(nil, r)
-	}
-	if err != nil {
-		return &policy.Placed{Why: err.Error()}, nil
-	}
-	cpus := &ExplainedCPUs{CPUs: units.FormatCPUs(a.CPUs), Owned: units.FormatCPUs(a.Owned), MemoryNodes: units.FormatCPUs(t.Restrict(a.Mems))}
-	return &policy.Placed{CPUs: cpus.CPUs, Mems: cpus.MemoryNodes}, cpus
 }
 
+// text says it as what it is, an example: on a real node the CPUs depend on the pods that are there.
 func (c ExplainedCPUs) text() string {
 	text := "CPUs of its own: " + c.CPUs
-	if c.Owned != c.CPUs {
-		text += " (with siblings that stay idle: " + c.Owned + ")"
+	if c.idle != "" {
+		text += ", with siblings " + c.idle + " kept idle"
 	}
 	if c.MemoryNodes != "" {
 		text += ", memory of node " + c.MemoryNodes
@@ -179,7 +183,7 @@ func (e Explanation) text(width int) string {
 	p.labelled("policy", 8, fmt.Sprintf("%s (%s)", dash(e.Policy.Name), e.Policy.Source))
 	for _, pod := range e.Pods {
 		p.WriteString("\n")
-		pod.text(p)
+		pod.text(p, e.Policy.untiered)
 	}
 	return p.String()
 }
@@ -203,9 +207,13 @@ func (n NodeSource) describe() string {
 }
 
 // tierText says the tier and what decided it.
-func tierText(t v1alpha1.Tier, s policy.Source, qos v1alpha1.KubeQoS) string {
+func tierText(t v1alpha1.Tier, s policy.Source, qos v1alpha1.KubeQoS, untiered v1alpha1.Untiered) string {
 	if t == v1alpha1.None {
-		return fmt.Sprintf("tier: none (kube QoS %s): nothing of ours is written, the kubelet's values stand", dash(string(qos)))
+		text := fmt.Sprintf("tier: none (kube QoS %s): nothing of ours is written, the kubelet's values stand", dash(string(qos)))
+		if untiered == v1alpha1.UntieredPool {
+			text += "; it leaves the CPUs that pods of LSE and LSR own"
+		}
+		return text
 	}
 	text := "tier: " + string(t)
 	switch s.Kind {
@@ -219,9 +227,9 @@ func tierText(t v1alpha1.Tier, s policy.Source, qos v1alpha1.KubeQoS) string {
 	return text + fmt.Sprintf(" (kube QoS %s)", dash(string(qos)))
 }
 
-func (e ExplainedPod) text(p *page) {
+func (e ExplainedPod) text(p *page, untiered v1alpha1.Untiered) {
 	p.line(0, 2, e.Origin)
-	p.line(2, 2, tierText(e.Tier, e.Source, e.KubeQoS))
+	p.line(2, 2, tierText(e.Tier, e.Source, e.KubeQoS, untiered))
 	p.line(2, 2, "cgroup: "+e.CgroupParent)
 	if len(e.Admission) > 0 {
 		p.line(2, 2, "admission: adds "+strings.Join(e.Admission, ", ")+", not in the manifest")

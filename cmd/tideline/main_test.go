@@ -80,6 +80,16 @@ func TestExplainGolden(t *testing.T) {
 	}
 }
 
+// On a machine of two sockets: who gets CPUs of its own, and why some don't.
+func TestExplainPlaced(t *testing.T) {
+	t.Parallel()
+	code, out, errs := try(t, 110, "", "explain", "-f", "testdata/placed.yaml", "--node-facts", machines+"smt-2sockets.txtar")
+	if code != 0 || errs != "" {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	golden(t, "explain-placed-110.txt", out)
+}
+
 func TestExplainDemo(t *testing.T) {
 	t.Parallel()
 	const dir = "../../deploy/examples/demo/"

@@ -98,7 +98,7 @@ func (d *deciding) cpuset(p *Policy, pod *Pod, c *Container) {
 		if d.own(pod, c) {
 			return
 		}
-		why := "it was made before this node placed pods"
+		why := "it was made before this node placed pods, or has lost them"
 		if !places(d.tp) {
 			why = "the policy does not place its tier (tiers." + string(d.Tier) + ".cpu.placement)"
 		}

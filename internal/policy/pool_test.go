@@ -98,7 +98,11 @@ func TestPoolsOfTheMoment(t *testing.T) {
 // A shared container stays in its pool, whatever is asked and said, and CPUSet says what Container does.
 func TestSharedStayInTheirPool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p, n, pod, c := drawPolicy(t), drawNode(t), drawPod(t, rapid.SampledFrom(labels).Draw(t, "tier")), drawContainer(t)
+		spec, n, pod, c := drawSpec(t), drawNode(t), drawPod(t, rapid.SampledFrom(labels).Draw(t, "tier")), drawContainer(t)
+		p, err := policy.Compile(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
 		n.Online = online(8)
 		var pools policy.Pools
 		for i := range 8 {
@@ -132,16 +136,91 @@ func TestSharedStayInTheirPool(t *testing.T) {
 		if diff := cmp.Diff(whole, alone); diff != "" {
 			t.Fatalf("CPUSet differs from Container:\n%s", diff)
 		}
-		if whole == nil {
-			return
-		}
 		pool := map[v1alpha1.Tier]*units.CPUMask{v1alpha1.BE: &pools.BE, v1alpha1.SYSTEM: &pools.System}[d.Tier]
 		if pool == nil {
 			pool = &pools.LS
 		}
+		if whole == nil {
+			if everywhere := d.Tier == v1alpha1.None || d.Tier == v1alpha1.SYSTEM; d.Refusal != nil || everywhere && !pools.Placed ||
+				d.Tier == v1alpha1.None && spec.Untiered == v1alpha1.UntieredLeave || n.Features[policy.CPUSetCPUs].Support == policy.Unsupported {
+				return
+			}
+			runs, err := units.ParseCPUMask(c.Asked.CPUSetCPUs)
+			if c.Asked.CPUSetCPUs == "" {
+				runs = pools.Online
+			}
+			both := runs
+			both.Intersect(pool)
+			_, given := policy.KubeletExclusive(pod, c.Asked)
+			if err == nil && !given && both != runs && !both.IsEmpty() {
+				t.Fatalf("tier %s stays on CPUs %s, and its pool is %s", d.Tier, &runs, pool)
+			}
+			return
+		}
 		set, err := units.ParseCPUs(whole.Value)
 		if err != nil || set.IsEmpty() || !set.IsSubsetOf(pool.Set()) {
 			t.Fatalf("tier %s gets CPUs %q of the pool %s", d.Tier, whole.Value, pool)
+		}
+	})
+}
+
+// A pod that was given CPUs runs on those and no others, whatever its annotations say; what it asks for depends on none of
+// that.
+func TestOwnCPUs(t *testing.T) {
+	const cpus = "2-3"
+	rapid.Check(t, func(t *rapid.T) {
+		p, n, c := drawPolicy(t), drawNode(t), drawContainer(t)
+		pod := drawPod(t, rapid.SampledFrom([]string{"LSE", "LSR"}).Draw(t, "tier"))
+		wish := rapid.SampledFrom([]string{"-", "", "null", "[]", "{}", `{"numa":"spread"}`, `{"numa":"require-single","smt":"use"}`, `{"smt":"idle"}`, `{"smt":"use","smt":"use"}`,
+			`{"SMT":"use"}`, `{"numa":"\u0000"}`, `{"numa":7}`, `{"cpus":"0-7"}`, strings.Repeat("[", 1<<10), strings.Repeat(" ", v1alpha1.MaxAnnotationSize) + "{}"}).Draw(t, "wish")
+		if delete(pod.Annotations, v1alpha1.AnnotationCPUPlacement); wish != "-" {
+			pod.Annotations[v1alpha1.AnnotationCPUPlacement] = wish
+		}
+		pod.Resources = policy.Resources{CPUQuota: new(int64(200000)), CPUPeriod: new(int64(100000))}
+		if rapid.Bool().Draw(t, "shares") {
+			pod.Resources = policy.Resources{CPUShares: new(int64(2048))}
+		}
+		before, ok, err := p.Placing(pod)
+		if err != nil && before.Tier == v1alpha1.LSE && strings.Contains(err.Error(), "untiered: leave") {
+			return
+		}
+		if err != nil || ok && (before.Count != 2 || string(before.Tier) != pod.Labels[v1alpha1.LabelQoS]) {
+			t.Fatalf("asks for %+v, %v", before, err)
+		}
+		if m, err := placement.New(placement.Topology{CPUs: []placement.CPU{{ID: 0, Core: 0}, {ID: 1, Core: 1}, {ID: 2, Core: 2}, {ID: 3, Core: 3}}}, placement.Limits{}); err != nil {
+			t.Fatal(err)
+		} else if _, err := m.Place(nil, before); ok && err != nil {
+			t.Fatalf("no machine can do this: %v", err)
+		}
+		pod.Placed = &policy.Placed{CPUs: cpus, Mems: rapid.SampledFrom([]string{"", "0"}).Draw(t, "mems")}
+		if after, still, err := p.Placing(pod); after != before || still != ok || err != nil {
+			t.Fatalf("asks for %+v before it has CPUs and for %+v then", before, after)
+		}
+		d := p.Container(n, pod, c)
+		checkForm(t, d, policy.LevelContainer)
+		if (d.Refusal == nil) != ok {
+			t.Fatalf("it asks for CPUs: %v, and %+v", ok, d.Refusal)
+		}
+		var whole *policy.Setting
+		for i, s := range d.Settings {
+			switch s.Knob {
+			case policy.CPUSetCPUs:
+				whole = &d.Settings[i]
+			case policy.CPUSetMems:
+				if s.Value != pod.Placed.Mems || c.Asked.CPUSetMems != "" {
+					t.Fatalf("memory nodes %q of %+v", s.Value, pod.Placed)
+				}
+			}
+		}
+		if diff := cmp.Diff(whole, p.CPUSet(n, pod, c)); diff != "" {
+			t.Fatalf("CPUSet differs from Container:\n%s", diff)
+		}
+		if d.Refusal != nil || n.Features[policy.CPUSetCPUs].Support == policy.Unsupported {
+			return
+		}
+		_, given := policy.KubeletExclusive(pod, c.Asked)
+		if (whole == nil) != given || whole != nil && whole.Value != cpus {
+			t.Fatalf("runs on %+v, given by the kubelet: %v", whole, given)
 		}
 	})
 }

@@ -91,16 +91,25 @@ func drawContainer(t *rapid.T) policy.Container {
 }
 
 func drawPolicy(t *rapid.T) *policy.Policy {
+	p, err := policy.Compile(drawSpec(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func drawSpec(t *rapid.T) v1alpha1.QoSPolicySpec {
 	spec := v1alpha1.Default().Spec
 	spec.ReservedCPUs = rapid.SampledFrom([]string{"", "0", "0-3", "0-8191", "99"}).Draw(t, "reserved")
 	if rapid.Bool().Draw(t, "io.max") {
 		tierOf(&spec, v1alpha1.BE, func(tp *v1alpha1.TierPolicy) { tp.IO.Max = []v1alpha1.DeviceMax{{Device: "all", RBps: 100}} })
 	}
-	p, err := policy.Compile(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	spec.Untiered = rapid.SampledFrom(v1alpha1.Untiereds()).Draw(t, "untiered")
+	tierOf(&spec, v1alpha1.LSE, func(tp *v1alpha1.TierPolicy) {
+		tp.CPU.SMT = rapid.SampledFrom(v1alpha1.SMTs()).Draw(t, "smt")
+		tp.CPU.NUMA = rapid.SampledFrom(v1alpha1.NUMAs()).Draw(t, "numa")
+	})
+	return spec
 }
 
 var labels = []string{"LSE", "LSR", "LS", "BE", "SYSTEM", "XL", ""}
@@ -193,7 +202,7 @@ func TestAnnotationsNeverRaise(t *testing.T) {
 		plain := pod
 		plain.Annotations = map[string]string{}
 		for k, v := range pod.Annotations {
-			if k != v1alpha1.AnnotationMemoryQoS && k != v1alpha1.AnnotationIOQoS {
+			if k != v1alpha1.AnnotationMemoryQoS && k != v1alpha1.AnnotationIOQoS && k != v1alpha1.AnnotationCPUPlacement {
 				plain.Annotations[k] = v
 			}
 		}
@@ -238,22 +247,24 @@ func number(t *rapid.T, s string) int64 {
 
 // FuzzDecide feeds texts that users and runtimes control into every place that takes one.
 func FuzzDecide(f *testing.F) {
-	f.Add("BE", "", "", req1Gi, batch2, `{"high":"80%"}`, `{"weight":5}`, "0-3", "app", int64(2), int64(100000))
-	f.Add("", "LSR", "LC", `{"containers":{"app":{"memory":"1e99"}}}`, `{"containers":{"app":{"limits":{"kubernetes.io/batch-cpu":"9E"}}}}`, `{"low":"1000%"}`, `{"max":[{"device":"ssd"}]}`, "0-99999", "\xff", int64(-1), int64(-1))
-	f.Add("\xff", "", "", strings.Repeat("[", 10000), "NaN", "", "", "0,0,0,0", "", int64(1<<62), int64(1<<62))
+	f.Add("BE", "", "", req1Gi, batch2, `{"high":"80%"}`, `{"weight":5}`, "", "0-3", "app", int64(2), int64(100000))
+	f.Add("", "LSR", "LC", `{"containers":{"app":{"memory":"1e99"}}}`, `{"containers":{"app":{"limits":{"kubernetes.io/batch-cpu":"9E"}}}}`, `{"low":"1000%"}`, `{"max":[{"device":"ssd"}]}`, `{"numa":"spread","smt":"use"}`, "0-99999", "\xff", int64(-1), int64(-1))
+	f.Add("\xff", "", "", strings.Repeat("[", 10000), "NaN", "", "", "", "0,0,0,0", "", int64(1<<62), int64(1<<62))
+	f.Add("LSE", "", "", "", "", "", "", `{"numa":"require-single"}`, "2-3", "app", int64(100000), int64(200000))
 	reserved := compile(f, func(s *v1alpha1.QoSPolicySpec) {
 		s.ReservedCPUs = "0-1"
 		s.Rules = append(s.Rules, v1alpha1.Rule{Name: "x", Match: v1alpha1.Match{Names: []string{"*a*b*c*"}, Labels: "x notin (a),y"}, Tier: v1alpha1.LSE})
 	})
 	node := v2()
-	f.Fuzz(func(t *testing.T, qos, koordinator, volcano, requests, batch, memory, io, cpus, name string, a, b int64) {
+	f.Fuzz(func(t *testing.T, qos, koordinator, volcano, requests, batch, memory, io, wish, cpus, name string, a, b int64) {
 		pod := policy.Pod{Namespace: name, Name: name, KubeQoS: v1alpha1.Guaranteed, Labels: map[string]string{"y": name}, Annotations: map[string]string{}}
 		for key, v := range map[string]string{v1alpha1.LabelQoS: qos, v1alpha1.AliasKoordinatorQoS: koordinator} {
 			if v != "" {
 				pod.Labels[key] = v
 			}
 		}
-		for key, v := range map[string]string{v1alpha1.AliasVolcanoQoS: volcano, v1alpha1.AnnotationRequests: requests, v1alpha1.AnnotationBatchResources: batch, v1alpha1.AnnotationMemoryQoS: memory, v1alpha1.AnnotationIOQoS: io} {
+		for key, v := range map[string]string{v1alpha1.AliasVolcanoQoS: volcano, v1alpha1.AnnotationRequests: requests, v1alpha1.AnnotationBatchResources: batch, v1alpha1.AnnotationMemoryQoS: memory, v1alpha1.AnnotationIOQoS: io,
+			v1alpha1.AnnotationCPUPlacement: wish} {
 			if v != "" {
 				pod.Annotations[key] = v
 			}
@@ -262,7 +273,19 @@ func FuzzDecide(f *testing.F) {
 			CPUShares: &a, CPUQuota: &b, CPUPeriod: &a, MemoryLimit: &b, OOMScoreAdj: &a, CPUSetCPUs: cpus,
 			Unified: map[string]string{"memory.low": cpus, "memory.high": cpus, "io.max": io},
 		}}
+		pod.Resources = c.Asked
+		if r, exclusive, err := reserved.Placing(pod); exclusive && err != nil {
+			pod.Placed = &policy.Placed{Why: err.Error()}
+		} else if exclusive {
+			if r.Count < 1 || r.Count > units.MaxCPU+1 || !r.Tier.Exclusive() || !v1alpha1.NUMA(r.NUMA).Valid() || r.SMT != "" && !v1alpha1.SMT(r.SMT).Valid() {
+				t.Errorf("asks for %+v", r)
+			}
+			pod.Placed = &policy.Placed{CPUs: "4-5", Mems: "1"}
+		}
 		d, pd := reserved.Container(node, pod, c), reserved.Pod(node, pod, []policy.Container{c, c})
+		if s := reserved.CPUSet(node, pod, c); s != nil && (len(d.Settings) == 0 || d.Settings[0] != *s) {
+			t.Errorf("CPUSet is %+v of %+v", s, d.Settings)
+		}
 		checkForm(t, d, policy.LevelContainer)
 		checkForm(t, pd, policy.LevelPod)
 		if d.Refusal != nil && reserved.OnError(pod) != v1alpha1.Refuse {

@@ -248,6 +248,39 @@ func TestPodResources(t *testing.T) {
 	}
 }
 
+// What comes with the sandbox, by which pods of LSE and LSR are placed.
+func TestSandboxResources(t *testing.T) {
+	t.Parallel()
+	period := new(int64(100000))
+	both := func(cpu string) corev1.ResourceRequirements { return res(rl{"cpu": cpu}, rl{"cpu": cpu}) }
+	roles := pod(ctr("a", both("1")), sidecar("s", both("500m")))
+	roles.Spec.InitContainers = append(roles.Spec.InitContainers, ctr("i", both("2")))
+	overhead := pod(ctr("a", both("1")))
+	overhead.Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("250m")}
+	podLevel := pod(ctr("a", both("1")), ctr("b", res(nil, nil)))
+	podLevel.Spec.Resources = new(both("3"))
+	for _, tc := range []struct {
+		name string
+		pod  *corev1.Pod
+		want policy.Resources
+	}{
+		{"nothing", pod(ctr("a", res(nil, nil))), policy.Resources{CPUShares: new(int64(2)), CPUPeriod: period}},
+		{"requests", pod(ctr("a", res(rl{"cpu": "1500m"}, nil)), ctr("b", res(rl{"cpu": "500m"}, nil))), policy.Resources{CPUShares: new(int64(2048)), CPUPeriod: period}},
+		{"limits", pod(ctr("a", res(nil, rl{"cpu": "1500m", "memory": "1Gi"})), ctr("b", res(nil, rl{"cpu": "500m", "memory": "1Gi"}))),
+			policy.Resources{CPUShares: new(int64(2048)), CPUQuota: new(int64(200000)), CPUPeriod: period, MemoryLimit: new(int64(2 * gib))}},
+		{"an init container beside a sidecar is larger", roles, policy.Resources{CPUShares: new(int64(2560)), CPUQuota: new(int64(250000)), CPUPeriod: period}},
+		{"overhead is not in it", overhead, policy.Resources{CPUShares: new(int64(1024)), CPUQuota: new(int64(100000)), CPUPeriod: period}},
+		{"pod level", podLevel, policy.Resources{CPUShares: new(int64(3072)), CPUQuota: new(int64(300000)), CPUPeriod: period}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tc.want, kube.Pod(tc.pod, kube.Options{}).Resources); diff != "" {
+				t.Errorf("Resources (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestAdmit(t *testing.T) {
 	t.Parallel()
 	batch := pod(ctr("a", res(nil, rl{"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "128Mi"})), sidecar("s", res(rl{"cpu": "100m"}, nil)))
