@@ -43,7 +43,7 @@ func (e *Engine) poolWorker(ctx context.Context) {
 			return
 		}
 		failed, err := e.tryMove(ctx)
-		e.outcome("pools", "worker", err)
+		e.outcome("container CPUs", "", err)
 		if failed || err != nil {
 			again.Reset(retry)
 			retry = min(2*retry, maxPoolRetry)
