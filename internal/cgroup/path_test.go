@@ -186,6 +186,35 @@ func TestNamed(t *testing.T) {
 	}
 }
 
+// What is found by name is the container's own, and nothing is opened outside of its pod.
+func TestFind(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []cgrouptest.Layout{cgrouptest.V1, cgrouptest.V2} {
+		k, f, _ := setUp(t, layout)
+		for i, name := range []string{id, "cri-containerd-" + id + ".scope", "crio-" + id, "crio-" + id + ".scope"} {
+			pod := cgroup.Path(fmt.Sprintf("/kubepods/burstable/pod%da", i))
+			want := pod + "/" + cgroup.Path(name)
+			if got, err := f.Find(pod, id); !errors.Is(err, cgroup.ErrGone) {
+				t.Errorf("before it is made: %q, %v", got, err)
+			}
+			if err := k.Make(want); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := f.Find(pod, id); got != want || err != nil {
+				t.Errorf("Find = %q, %v, want %q", got, err, want)
+			}
+		}
+		for _, bad := range []string{"", "..", ".", "a/b", "../" + id, "x\n", strings.Repeat("x", 300)} {
+			if got, err := f.Find("/kubepods/burstable/pod0a", bad); err == nil {
+				t.Errorf("Find(%.20q) = %q", bad, got)
+			}
+		}
+		if got, err := f.Find("/kubepods/../..", id); err == nil {
+			t.Errorf("outside: %q", got)
+		}
+	}
+}
+
 // ours is where a door runs that is in a container itself.
 const ours = "/kubepods/burstable/pod1a/abcdef"
 

@@ -44,7 +44,7 @@ func (f *FS) Find(pod Path, id string) (Path, error) {
 	if !ok {
 		return "", fmt.Errorf("find cgroup of container %.300q: %w", id, ErrUnsupported{Feature: string(policy.CPUSetCPUs), Need: "controller cpuset in a mounted hierarchy"})
 	}
-	for _, name := range []string{id, "cri-containerd-" + id + ".scope", "crio-" + id + ".scope"} {
+	for _, name := range []string{id, "cri-containerd-" + id + ".scope", "crio-" + id, "crio-" + id + ".scope"} {
 		p := Path(string(pod) + "/" + name)
 		err := checkPath(string(p))
 		if err == nil && (id == "" || strings.Contains(id, "/")) {

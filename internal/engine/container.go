@@ -521,9 +521,7 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 	n.decision = d
 	n.changed = c.changed || len(apply) > 0
 	if s := find(apply, policy.CPUSetCPUs); s != nil {
-		if n.stored = s.Value; s.Rule == "asked" {
-			n.stored = ""
-		}
+		n.stored = s.Value // one that is no longer decided stays there too: no message takes it out
 	}
 	weight := find(apply, policy.CPUWeight)
 	switch {

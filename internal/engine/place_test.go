@@ -401,6 +401,62 @@ func TestUpdateAndDisable(t *testing.T) {
 	}
 }
 
+// A container that was made while a pod owned CPUs has them all in the end, whatever is updated in between: what its file
+// replaced is no value to go back to.
+func TestMadeMeanwhile(t *testing.T) {
+	for _, layout := range layouts {
+		t.Run(string(layout), func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, layout, nil)
+			m.exclusive("p", v1alpha1.LSR, 1)
+			none := m.pod("none", v1alpha1.None, "/burstable")
+			m.run(none)
+			_, at := m.make(none, "none", asks(100, 0, 0))
+			m.want(at, "cpuset.cpus", "1-3")
+			m.e.PodStopped("sp")
+			m.want(at, "cpuset.cpus", "0-3")
+			for range 2 {
+				plan, err := m.e.Update(t.Context(), id("none"), asks(200, 0, 0))
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.carry(at, plan.Apply)
+				m.e.Updated(plan, true)
+				m.never("it goes back to the CPUs of its birth", func() bool { return m.file(at, "cpuset.cpus") != "0-3" })
+			}
+			m.stop()
+			m.start()
+			m.adopt()
+			m.never("it goes back to the CPUs of its birth after a restart", func() bool { return m.file(at, "cpuset.cpus") != "0-3" })
+			if report, err := m.e.Disable(t.Context()); err != nil || len(report.Errors) > 0 {
+				t.Fatalf("disable: %+v, %v", report, err)
+			}
+			if u := m.rt.Updates(); len(u) != 1 || values(u[0].Settings)[policy.CPUSetCPUs] != "0-3" {
+				t.Errorf("disable sends %+v", u)
+			}
+		})
+	}
+}
+
+// A runtime that does not tell instances apart has the old one removed after the new one was made.
+func TestSameKey(t *testing.T) {
+	m := newMachine(t, cgrouptest.V2, nil)
+	p := m.pod("ls", v1alpha1.LS, "/burstable")
+	m.run(p)
+	c := engine.Creation{SandboxID: "s" + p.UID, Pod: p, Name: "app", Asked: asks(100, 0, 0)}
+	for _, name := range []string{"old", "new"} {
+		plan, err := m.e.Create(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.e.Created(c, plan, id(name))
+	}
+	m.e.Removed(id("old"))
+	if got := m.container("app"); got == nil || got.ID != id("new") {
+		t.Errorf("known is %+v", got)
+	}
+}
+
 // The records of placements are input like any other.
 func TestBadPlacements(t *testing.T) {
 	m := newMachine(t, cgrouptest.V2, nil)

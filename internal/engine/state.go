@@ -144,7 +144,10 @@ const minID, fullID = 8, 64
 // byID finds a container by its ID, or by the beginning of one, as runtimes do.
 func (s *state) byID(id string) *container {
 	if k, ok := s.ids[id]; ok {
-		return s.get(k)
+		if c := s.get(k); c != nil && c.id == id {
+			return c
+		}
+		return nil // another one has its key: a runtime did not tell that it is another instance
 	}
 	if len(id) < minID || len(id) >= fullID {
 		return nil
