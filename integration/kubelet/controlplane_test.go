@@ -388,8 +388,8 @@ func TestStaticCPUManager(t *testing.T) {
 		c.create(p)
 	}
 	lsr, ls = c.await("pod lsr is ready", lsr, nil), c.await("pod ls is ready", ls, nil)
-	// As the kubelet has them: LSR alone on CPU 1, all others on what is left. The demo's policy keeps CPU 0 from the pool
-	// of LS, and the kubelet's set has no other, so it stays.
+	// As the kubelet has them: LSR alone on CPU 1, all others on what is left. The policy keeps CPU 0 from the pool
+	// of LS too, but a pool is never empty.
 	sets := func(when string) {
 		t.Helper()
 		want(t, when, cgroupOf(c.lab, lsr)+"/"+containerID(lsr), map[policy.Knob]string{policy.CPUSetCPUs: "1"})
@@ -397,6 +397,9 @@ func TestStaticCPUManager(t *testing.T) {
 	}
 	settle() // the CPU manager tells the runtime with its next reconciliation
 	sets("made")
+	if told, err := c.node.Control.CPUs(ctx); err != nil || told.Foreign != "1" || told.Pools.LS != "0" || len(told.Pods) > 0 {
+		t.Errorf("the door sees CPUs %+v, %v; want CPU 1 as the kubelet's, and in no pool", told, err)
+	}
 	before := c.updates()
 	time.Sleep(5 * time.Second)
 	if n := c.updates() - before; n > 2 {
