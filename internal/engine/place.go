@@ -289,7 +289,6 @@ func (e *Engine) freed(s *state, uid string) (changed bool) {
 func (e *Engine) resize(s *state, p *pod, asks policy.Resources) (refusal *policy.Refusal, changed bool) {
 	uid := p.facts.UID
 	facts := p.facts
-	facts.Resources = asks
 	have, placed := s.cpus.placed[uid]
 	if !asked(asks) {
 		return nil, false
@@ -298,11 +297,24 @@ func (e *Engine) resize(s *state, p *pod, asks policy.Resources) (refusal *polic
 		p.facts.Resources = asks
 		return nil, e.settle(s, p)
 	}
+	// The kubelet comes with the limit first and then with the request, and what it does not change it reads back from the
+	// pod's cgroup: shares that cgroup v2 makes of a weight are off by up to 3 %.
+	limit, request := asks.CPU()
+	held := int64(have.Count) * 1000
+	readBack := request%1000 != 0 && max(request-held, held-request)*100 <= 3*held
+	if limit <= held && (request == held || readBack) {
+		p.facts.Resources = asks
+		return nil, false
+	}
+	facts.Resources = asks
+	if limit > 0 && request%1000 != 0 {
+		facts.Resources.CPUShares = nil
+	}
 	r, exclusive, err := e.policy.Load().policy.Placing(facts)
 	if !exclusive {
 		return nil, false
 	}
-	if err != nil && near(asks, have.Count) || err == nil && r.Count == have.Count {
+	if err == nil && r.Count == have.Count {
 		p.facts.Resources = asks
 		return nil, false
 	}
@@ -324,16 +336,6 @@ func (e *Engine) resize(s *state, p *pod, asks policy.Resources) (refusal *polic
 	e.waiting(s)
 	e.pools(s)
 	return nil, true
-}
-
-// near says that shares which the kubelet read back from the pod's cgroup mean the CPUs that the pod has: on cgroup v2 they
-// come from a weight, and are off by up to 3 %.
-func near(asks policy.Resources, count int) bool {
-	if asks.CPUQuota != nil && *asks.CPUQuota > 0 || asks.CPUShares == nil {
-		return false
-	}
-	milli, held := placement.MilliCPU(0, 0, *asks.CPUShares), int64(count)*1000
-	return max(milli-held, held-milli)*100 <= 3*held
 }
 
 // live says whether a sandbox of the pod runs, or is about to.

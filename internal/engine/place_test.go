@@ -242,9 +242,12 @@ func TestResize(t *testing.T) {
 			if r := m.e.PodResizing(t.Context(), "sp", asks(1536, 150000, 0)); r == nil || !strings.Contains(r.Message, "1500m") {
 				t.Errorf("a fraction: %+v", r)
 			}
-			// A resize of memory brings shares that the kubelet has read back from a weight.
-			if r := m.e.PodResizing(t.Context(), "sp", asks(3100, 0, gi)); r != nil || m.owns()["p"] != "0-2" {
-				t.Errorf("shares read back: %+v, %v", r, m.owns())
+			// A resize of memory brings shares that the kubelet has read back from a weight, and a smaller limit comes before
+			// the smaller request.
+			for _, r := range []policy.Resources{asks(3100, 0, gi), asks(3100, 300000, gi), asks(3000, 200000, gi)} {
+				if refusal := m.e.PodResizing(t.Context(), "sp", r); refusal != nil || m.owns()["p"] != "0-2" {
+					t.Errorf("%+v: %+v, %v", r, refusal, m.owns())
+				}
 			}
 			resize(1, "0", "1-3")
 			m.stop()

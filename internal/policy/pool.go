@@ -174,21 +174,29 @@ func KubeletExclusive(pod Pod, asked Resources) (units.CPUMask, bool) {
 		return units.CPUMask{}, false
 	}
 	set, err := units.ParseCPUMask(asked.CPUSetCPUs)
-	milli := asked.milliCPU()
+	milli := asked.MilliCPU()
 	if err != nil || milli == 0 || milli%1000 != 0 || int64(set.Size()) != milli/1000 {
 		return units.CPUMask{}, false
 	}
 	return set, true
 }
 
-func (r *Resources) milliCPU() int64 {
+// MilliCPU is what is asked of CPU, in milli-cores: the limit, or the request where it is more. A pod has both, and where one
+// of its containers has no limit the limits of the others are less than the requests of all.
+func (r *Resources) MilliCPU() int64 {
+	limit, request := r.CPU()
+	return max(limit, request)
+}
+
+// CPU is what quota and shares say in milli-cores, 0 for nothing.
+func (r *Resources) CPU() (limit, request int64) {
 	value := func(p *int64) int64 {
 		if p == nil {
 			return 0
 		}
 		return *p
 	}
-	return placement.MilliCPU(value(r.CPUQuota), value(r.CPUPeriod), value(r.CPUShares))
+	return placement.MilliCPU(value(r.CPUQuota), value(r.CPUPeriod), 0), placement.MilliCPU(0, 0, value(r.CPUShares))
 }
 
 func places(tp tierPolicy) bool {
@@ -219,7 +227,7 @@ func (p *Policy) Placing(pod Pod) (r placement.Request, ok bool, err error) {
 	if w.tier == v1alpha1.LSE && p.spec.Untiered == v1alpha1.UntieredLeave {
 		return r, true, errLeave
 	}
-	r.Count, err = placement.Count(w.tier, pod.Resources.milliCPU())
+	r.Count, err = placement.Count(w.tier, pod.Resources.MilliCPU())
 	return r, true, err
 }
 

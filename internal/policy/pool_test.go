@@ -244,6 +244,8 @@ func TestPlacing(t *testing.T) {
 	}{
 		{name: "by the quota", pod: labelled(v1alpha1.LSE), asks: whole, want: placement.Request{Tier: v1alpha1.LSE, Count: 4, NUMA: placement.PreferSingle, SMT: placement.SMTIdle}},
 		{name: "by the shares", pod: labelled(v1alpha1.LSR), asks: policy.Resources{CPUShares: new(int64(3072))}, want: placement.Request{Tier: v1alpha1.LSR, Count: 3, NUMA: placement.PreferSingle}},
+		{name: "by the shares, where a container has no limit", pod: labelled(v1alpha1.LSR), asks: policy.Resources{CPUQuota: new(int64(100000)), CPUPeriod: new(int64(100000)), CPUShares: new(int64(3072))},
+			want: placement.Request{Tier: v1alpha1.LSR, Count: 3, NUMA: placement.PreferSingle}},
 		{name: "as the pod wishes", pod: labelled(v1alpha1.LSE, v1alpha1.AnnotationCPUPlacement, `{"numa":"require-single","smt":"use"}`), asks: whole,
 			want: placement.Request{Tier: v1alpha1.LSE, Count: 4, NUMA: placement.RequireSingle, SMT: placement.SMTUse}},
 		{name: "by an alias", pod: policy.Pod{Annotations: map[string]string{v1alpha1.AliasKatalystQoS: "dedicated_cores"}}, asks: whole,
