@@ -1108,3 +1108,40 @@ func TestNeedAndFiles(t *testing.T) {
 		}
 	}
 }
+
+// A cgroup with tasks takes no empty cpuset back on v2: it gets what its parent has.
+func TestUndoOfAnEmptyCpuset(t *testing.T) {
+	t.Parallel()
+	k, f, _ := setUp(t, cgrouptest.V2)
+	at := cgroup.Path("/kubepods/pod7f/" + id)
+	for _, populated := range []bool{false, true} {
+		if err := k.Make(at); err != nil {
+			t.Fatal(err)
+		}
+		if populated {
+			if err := k.AddProcess(9, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for knob, set := range map[policy.Knob]string{policy.CPUSetCPUs: "1-2", policy.CPUSetMems: "0"} {
+			if _, err := f.Write(at, knob, set); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Undo(at); err != nil {
+			t.Fatal(err)
+		}
+		want := map[policy.Knob]string{policy.CPUSetCPUs: "", policy.CPUSetMems: ""}
+		if populated {
+			want = map[policy.Knob]string{policy.CPUSetCPUs: "0-3", policy.CPUSetMems: "0"}
+		}
+		for knob, set := range want {
+			if got, err := f.Read(at, knob); got != set || err != nil {
+				t.Errorf("with tasks: %t: %s is %q, %v, want %q", populated, knob, got, err, set)
+			}
+		}
+		if left, err := f.Journal(); len(left) > 0 || err != nil {
+			t.Errorf("journalled still: %v, %v", left, err)
+		}
+	}
+}

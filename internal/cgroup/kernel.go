@@ -34,4 +34,7 @@ type ID struct {
 // isGone knows the answers of files whose cgroup or process was removed while they were open.
 func isGone(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ESRCH) }
 
+// isFull knows the answer to an empty cpuset of a cgroup that has tasks.
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) }
+
 func isInvalid(err error) bool { return errors.Is(err, unix.EINVAL) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -257,6 +258,9 @@ func (u *undoing) restore(e Entry) error {
 		if err == nil {
 			return nil
 		}
+		if (e.Knob == policy.CPUSetCPUs || e.Knob == policy.CPUSetMems) && want == "" && isFull(err) {
+			return u.widest(g, at)
+		}
 		rest, ok := withoutMissing(want, err)
 		if e.Knob != policy.IOMax || !ok {
 			return err
@@ -266,6 +270,25 @@ func (u *undoing) restore(e Entry) error {
 		}
 		want = rest
 	}
+}
+
+// widest is for a list that was empty on cgroup v2, for no restriction: the kernel takes none back while there are tasks
+// (validate_change in kernel/cgroup/cpuset.c, ENOSPC), so the cgroup gets what its parent has, which is the same.
+func (u *undoing) widest(g *group, at place) error {
+	parent, err := u.fs.openIn(g.hierarchy, Path(path.Dir(string(u.path))))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	text, err := parent.ReadFile(at.file + ".effective")
+	if err != nil {
+		return u.fs.explain(parent, fmt.Errorf("read %s.effective of the parent: %w", at.file, err))
+	}
+	want, err := at.want(at.now, strings.TrimSpace(text))
+	if err != nil {
+		return err
+	}
+	return u.fs.put(g, at, want)
 }
 
 func (u *undoing) at(g *group, e Entry) (place, error) {

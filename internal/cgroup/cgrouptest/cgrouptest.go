@@ -51,10 +51,11 @@ type Kernel struct {
 	nodes   int
 	dev     uint64
 
-	mu     sync.Mutex
-	ids    map[string]uint64 // by directory; a directory that is not here is removed
-	lastID uint64
-	writes []Write
+	mu        sync.Mutex
+	ids       map[string]uint64 // by directory; a directory that is not here is removed
+	populated map[string]bool   // cgroups that a process was put into
+	lastID    uint64
+	writes    []Write
 }
 
 // Write is one write that reached the rules, refused ones included.
@@ -67,7 +68,7 @@ type Write struct {
 
 // New makes the root cgroups and mountinfo below dir. The kernel lacks the files named by without.
 func New(dir string, layout Layout, without ...string) (*Kernel, error) {
-	k := &Kernel{root: dir, layout: layout, without: without, Devices: []string{"254:0", "8:0"}, IdleWeight: "0", ids: map[string]uint64{}}
+	k := &Kernel{root: dir, layout: layout, without: without, Devices: []string{"254:0", "8:0"}, IdleWeight: "0", ids: map[string]uint64{}, populated: map[string]bool{}}
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
 		return nil, fmt.Errorf("stat %s: %w", dir, err)
@@ -140,6 +141,9 @@ func (k *Kernel) AddProcess(pid int, p cgroup.Path) error {
 		}
 		fmt.Fprintf(&text, "%d:%s:%s\n", number, strings.TrimPrefix(hs[i].option, ","), p)
 	}
+	k.mu.Lock()
+	k.populated[string(p)] = true
+	k.mu.Unlock()
 	return k.SetProc(strconv.Itoa(pid)+"/cgroup", text.String())
 }
 
@@ -278,6 +282,12 @@ func (k *Kernel) populate(h hierarchy, p string) error {
 				continue
 			}
 			text = rootText
+		}
+		switch name {
+		case effectiveCPUs:
+			text = upTo(k.cpus)
+		case effectiveMems:
+			text = upTo(k.nodes)
 		}
 		if err := os.WriteFile(k.file(h, p, name), []byte(text), 0o644); err != nil {
 			return err

@@ -26,6 +26,9 @@ const (
 	noLimitV1     = math.MaxInt64
 )
 
+// Files that are all of the machine: nothing here narrows a parent.
+const effectiveCPUs, effectiveMems = "cpuset.cpus.effective", "cpuset.mems.effective"
+
 func hierarchies(layout Layout) []hierarchy {
 	if layout == V2 {
 		all := "cpuset cpu io memory hugetlb pids rdma misc\n"
@@ -36,6 +39,8 @@ func hierarchies(layout Layout) []hierarchy {
 				"cpu.weight": "100\n", "cpu.max": "max 100000\n", "cpu.max.burst": "0\n", "cpu.idle": "0\n",
 				"cpuset.cpus":   "\n",
 				"cpuset.mems":   "\n",
+				effectiveCPUs:   "",
+				effectiveMems:   "",
 				"memory.low":    "0\n",
 				"memory.high":   "max\n",
 				"memory.max":    "max\n",
@@ -43,7 +48,7 @@ func hierarchies(layout Layout) []hierarchy {
 				"io.weight":     "default 100\n",
 				"io.max":        "",
 			},
-			rootFiles: map[string]string{"cgroup.controllers": all, "cgroup.subtree_control": all},
+			rootFiles: map[string]string{"cgroup.controllers": all, "cgroup.subtree_control": all, effectiveCPUs: "", effectiveMems: ""},
 		}}
 	}
 	cpu := map[string]string{
@@ -343,6 +348,9 @@ func (g *writing) cpuset(file, data string, count, limit int) error {
 	set, err := cpuset.Parse(data)
 	if err != nil || !set.IsEmpty() && set.List()[set.Size()-1] >= count {
 		return unix.EINVAL
+	}
+	if set.IsEmpty() && g.k.populated[g.path] && g.get(file) != "" {
+		return unix.ENOSPC // validate_change in kernel/cgroup/cpuset.c
 	}
 	if g.k.layout == V1 {
 		for _, child := range g.children() {
