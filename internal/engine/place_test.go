@@ -442,6 +442,23 @@ func TestMadeMeanwhile(t *testing.T) {
 	}
 }
 
+// One that was made while a pod owned CPUs is known for what it is by its birth record, if we end before the record is written.
+func TestUntieredBirth(t *testing.T) {
+	m := newMachine(t, cgrouptest.V2, nil)
+	m.exclusive("p", v1alpha1.LSR, 1)
+	none := m.pod("none", v1alpha1.None, "/burstable")
+	m.run(none)
+	_, at := m.make(none, "none", asks(100, 0, 0)) // Reported does not follow
+	m.stop()
+	m.start()
+	m.adopt()
+	if c := m.container("none"); c == nil || c.State != policy.Managed || c.Asked == nil || c.Asked.CPUSetCPUs != "" {
+		t.Errorf("known as %+v", c)
+	}
+	m.e.PodStopped("sp")
+	m.want(at, "cpuset.cpus", "0-3")
+}
+
 // A runtime that does not tell instances apart has the old one removed after the new one was made.
 func TestSameKey(t *testing.T) {
 	m := newMachine(t, cgrouptest.V2, nil)

@@ -219,10 +219,10 @@ type Birth struct {
 }
 
 // parseBirth reads a birth record; false for anything but one of ours. A program that makes containers may write what
-// it likes there, so no more than knobs and a tier are taken from it.
+// it likes there, so no more than knobs and a tier are taken from it. Without a tier it tells of CPUs that others own.
 func parseBirth(s string) (Birth, bool) {
 	var b Birth
-	if s == "" || len(s) > maxRecord || json.Unmarshal([]byte(s), &b) != nil || !v1alpha1.Tier(b.Tier).Valid() {
+	if s == "" || len(s) > maxRecord || json.Unmarshal([]byte(s), &b) != nil || !v1alpha1.Tier(b.Tier).Valid() && (b.Tier != "" || len(b.Set) == 0) {
 		return Birth{}, false
 	}
 	return b, true
