@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/hostfs"
 	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/preflight"
@@ -281,6 +282,31 @@ func liveMachine(t *testing.T, name string, files map[string]string) string {
 		}
 	}
 	return root
+}
+
+// The door on this machine tells the pods and the pools; without one they are not known, and the command says so.
+func TestCPUsOfADoor(t *testing.T) {
+	t.Parallel()
+	run := func(socket string, args ...string) (string, int) {
+		var out, errs bytes.Buffer
+		c := &cli{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, width: 80, name: "tideline", root: liveMachine(t, "smt-2sockets", nil)}
+		code := c.run(t.Context(), append([]string{"cpus", "--control", socket}, args...))
+		return strings.NewReplacer(c.root, "", socket, "SOCKET").Replace(out.String() + errs.String()), code
+	}
+	socket := fakeDoor(t, control.Status{}, nil, control.DisableReport{})
+	for name, args := range map[string][]string{"cpus-door.txt": nil, "cpus-door.json": {"-o", "json"}} {
+		out, code := run(socket, args...)
+		if code != 0 {
+			t.Errorf("%s: exit %d", name, code)
+		}
+		golden(t, name, out)
+	}
+	if out, code := run(socket + ".none"); code != 0 || !strings.Contains(out, "no door runs here") {
+		t.Errorf("without a door: exit %d\n%s", code, out)
+	}
+	if out, _ := run(socket, "--node-facts", machines+"hybrid.txtar"); strings.Contains(out, "cart-0") {
+		t.Errorf("a snapshot has the pods of this machine:\n%s", out)
+	}
 }
 
 // What the kubelet has of the CPUs is read on this machine.

@@ -305,6 +305,16 @@ func fakeDoor(t *testing.T, status control.Status, pod []control.Explained, repo
 		}
 		answer(w, pod)
 	})
+	mux.HandleFunc("GET "+control.PathCPUs, func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, control.CPUs{
+			Reserved: "0,16", Pools: control.CPUPools{LS: "4,6,8-15,22,24-31", BE: "2,4,6,8-15,18,20,22,24-31", System: "0,2,4,6,8-16,18,20,22,24-31"},
+			Pods: []control.PodCPUs{
+				{UID: "1", Namespace: "shop", Name: "cart-0", Tier: "LSE", CPUs: "1,3,5,7", Owned: "1,3,5,7,17,19,21,23", Mems: "1"},
+				{UID: "2", Namespace: "shop", Name: "search", Tier: "LSR", CPUs: "2,18,20", Owned: "2,18,20", Mems: "0"},
+			},
+			Unplaced: []control.UnplacedPod{{UID: "3", Namespace: "shop", Name: "cart-1", Tier: "LSE", Why: `place pod "3": 12 whole cores asked, 11 free; free: 7 on node 0, 4 on node 1`}},
+		})
+	})
 	mux.HandleFunc("POST "+control.PathBypass, func(w http.ResponseWriter, r *http.Request) {
 		s := status
 		if r.URL.Query().Get("on") == "true" {
