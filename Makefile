@@ -87,6 +87,18 @@ e2e-vm: ## both doors in VMs with cgroup v2 and four NUMA nodes: under the cgrou
 e2e-vm-part:
 	$(call real-tier,e2e in a VM: driver $(DRIVER) and door $(DOOR),$(E2E) test -count=1 -timeout 50m ./e2e -skip 'TestRestartEverywhere|TestMutations' -args -vm -door $(DOOR) $(if $(filter systemd,$(DRIVER)),-init systemd))
 
+# SEED repeats an order, STEPS shortens it.
+SEED ?= 1
+STEPS ?= $(if $(filter v2,$(CGROUP)),40,200)
+define storm
+$(call tier,storm: cgroup $(CGROUP) and door $(1) and seed $(SEED),$(E2E) test -count=1 -timeout 50m -v ./storm -args -door $(1) -seed $(SEED) -steps $(STEPS) $(if $(filter v2,$(CGROUP)),-vm))
+endef
+
+.PHONY: storm
+storm: ## pods of all tiers come, change and go and every part is restarted, by SEED: the kernel's cpusets are the engine's; CGROUP=v2: in a VM with 16 CPUs
+	$(call storm,cri)
+	$(call storm,nri)
+
 .PHONY: test-crio
 test-crio: ## the NRI plugin in the real CRI-O on this machine's cgroup v1; not part of test
 	$(call real-tier,CRI-O,$(E2E) test -count=1 -timeout 30m ./crio)
@@ -121,9 +133,11 @@ bench-nri: ## what the NRI plugin's hooks cost, and an idle plugin beside it
 	@TMPDIR=$$(mktemp -d -p /dev/shm) && trap 'rm -rf "$$TMPDIR"' EXIT && export TMPDIR && .cache/bin/bench-nri -test.run '^$$' -test.bench '^BenchmarkTable$$' -test.benchtime 1x
 
 .PHONY: bench-placement
-bench-placement: ## what placing a pod costs on a node with 512 CPUs and 250 pods, and putting all of them in order
+bench-placement: ## what placing a pod costs on a node with 512 CPUs and 250 pods, putting all of them in order, and moving 250 containers
 	@$(GO) test -c -o .cache/bin/bench-placement ./internal/placement
 	@.cache/bin/bench-placement -test.run '^$$' -test.bench '^BenchmarkTable$$' -test.benchtime 1x
+	@$(GO) test -c -o .cache/bin/bench-engine ./internal/engine
+	@TMPDIR=/dev/shm .cache/bin/bench-engine -test.run '^$$' -test.bench '^BenchmarkPoolChange$$' -test.benchtime 20x
 
 .PHONY: lint
 lint: ## gofmt, vet and golangci-lint, also for the architecture's arrows

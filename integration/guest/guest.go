@@ -29,17 +29,18 @@ const (
 
 // Config says what to run.
 type Config struct {
-	Args   []string
-	Parts  []string          // names beyond the container runtime's
-	Files  map[string]string // further ones: guest path to host path
-	Env    []string
-	Init   vm.Init
-	CPUs   int // 0: 2
-	Memory int // MiB, 0: 2048
-	NUMA   int // nodes, 0: 1
-	Limit  time.Duration
-	Stdout io.Writer // nil: os.Stdout
-	Port   map[int]int
+	Args    []string
+	Parts   []string          // names beyond the container runtime's
+	Files   map[string]string // further ones: guest path to host path
+	Env     []string
+	Init    vm.Init
+	CPUs    int // 0: 2
+	Memory  int // MiB, 0: 2048
+	NUMA    int // nodes, 0: 1
+	Threads int // of a core, 0: 1
+	Limit   time.Duration
+	Stdout  io.Writer // nil: os.Stdout
+	Port    map[int]int
 	// Network gives the guest a network in which 10.0.2.2 is the caller's loopback.
 	Network bool
 }
@@ -85,7 +86,7 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 		cfg.Memory = 2048
 	}
 	exit, err := vm.Run(ctx, vm.Config{
-		Init: cfg.Init, NUMANodes: cfg.NUMA, Files: files, Program: "/tideline/run", Args: cfg.Args, CPUs: cfg.CPUs, MemoryMiB: cfg.Memory, Limit: cfg.Limit, Stdout: cfg.Stdout, Ports: cfg.Port, Network: cfg.Network,
+		Init: cfg.Init, NUMANodes: cfg.NUMA, ThreadsPerCore: cfg.Threads, Files: files, Program: "/tideline/run", Args: cfg.Args, CPUs: cfg.CPUs, MemoryMiB: cfg.Memory, Limit: cfg.Limit, Stdout: cfg.Stdout, Ports: cfg.Port, Network: cfg.Network,
 		Modules: []string{"veth", "bridge"},
 		Env:     append([]string{parts.DirEnv + "=" + partsDir, own.DirEnv + "=" + binDir}, cfg.Env...),
 	})

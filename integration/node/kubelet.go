@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -83,6 +84,8 @@ type Pod struct {
 	SandboxID  string
 	Cgroup     string // of the pod, an absolute path
 	Containers []*Container
+
+	attempts map[string]uint32 // of containers, by name: how many were made
 }
 
 // Container is a container of a Pod.
@@ -120,16 +123,27 @@ func (k *Kubelet) RunSandbox(ctx context.Context, spec *corev1.Pod) (*Pod, error
 	if err := k.makePodCgroup(ctx, p); err != nil {
 		return p, err
 	}
+	return p, k.runSandbox(ctx, p, facts)
+}
+
+// RunSandboxAgain makes another sandbox of a pod whose last one was stopped, as the kubelet does where a pod is to go on.
+func (k *Kubelet) RunSandboxAgain(ctx context.Context, p *Pod) error {
+	p.Config.Metadata.Attempt++
+	return k.runSandbox(ctx, p, kube.Pod(p.Spec, k.Options))
+}
+
+func (k *Kubelet) runSandbox(ctx context.Context, p *Pod, facts policy.Pod) error {
+	spec, attempt := p.Spec, p.Config.GetMetadata().GetAttempt()
 	logs := filepath.Join(k.lab.Dir(), "podlogs", string(spec.UID))
 	if err := os.MkdirAll(logs, 0o755); err != nil {
-		return p, err
+		return err
 	}
 	labels := map[string]string{cri.LabelPodName: spec.Name, cri.LabelPodNamespace: spec.Namespace, cri.LabelPodUID: string(spec.UID)}
 	for key, v := range spec.Labels {
 		labels[key] = v
 	}
 	p.Config = &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: spec.Name, Namespace: spec.Namespace, Uid: string(spec.UID)},
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: spec.Name, Namespace: spec.Namespace, Uid: string(spec.UID), Attempt: attempt},
 		LogDirectory: logs, Labels: labels, Annotations: spec.Annotations,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: p.Cgroup, Resources: Resources(facts.Resources),
@@ -140,10 +154,10 @@ func (k *Kubelet) RunSandbox(ctx context.Context, spec *corev1.Pod) (*Pod, error
 	k.step("RunPodSandbox")
 	res, err := k.CRI.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.Config})
 	if err != nil {
-		return p, fmt.Errorf("run sandbox of pod %s: %w", spec.Name, err)
+		return fmt.Errorf("run sandbox of pod %s: %w", spec.Name, err)
 	}
 	p.SandboxID = res.GetPodSandboxId()
-	return p, nil
+	return nil
 }
 
 // makePodCgroup makes the pod's cgroup and writes what the kubelet writes there.
@@ -195,6 +209,7 @@ func (k *Kubelet) writePod(p *Pod, r policy.Resources) error {
 // ResizePod writes the pod's cgroup anew as the kubelet does on a resize, after it has told the runtime.
 func (k *Kubelet) ResizePod(ctx context.Context, p *Pod) error {
 	r := kube.PodResources(p.Spec, k.Options)
+	p.Config.Linux.Resources = Resources(kube.Pod(p.Spec, k.Options).Resources) // which comes with each creation from here on
 	k.step("UpdatePodSandboxResources")
 	if _, err := k.CRI.Runtime.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
 		PodSandboxId: p.SandboxID, Resources: Resources(r),
@@ -232,7 +247,7 @@ func Resources(r policy.Resources) *runtimeapi.LinuxContainerResources {
 	}
 }
 
-// Create makes a container of the pod.
+// Create makes a container of the pod; another one of a name is its next attempt.
 func (k *Kubelet) Create(ctx context.Context, p *Pod, c kube.Container) (*Container, error) {
 	var spec *corev1.Container
 	for _, list := range [][]corev1.Container{p.Spec.Spec.InitContainers, p.Spec.Spec.Containers} {
@@ -247,7 +262,7 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, c kube.Container) (*Contai
 	}
 	ctr := &Container{Container: c}
 	ctr.Config = &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name}, Image: &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.Image},
+		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: p.attempts[c.Name]}, Image: &runtimeapi.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.Image},
 		Command: spec.Command, Args: spec.Args, LogPath: c.Name + ".log",
 		Labels: map[string]string{cri.LabelContainerName: c.Name, cri.LabelPodName: p.Spec.Name, cri.LabelPodNamespace: p.Spec.Namespace, cri.LabelPodUID: string(p.Spec.UID)},
 		Linux: &runtimeapi.LinuxContainerConfig{Resources: Resources(c.Asked), SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
@@ -259,6 +274,10 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, c kube.Container) (*Contai
 		return nil, fmt.Errorf("create container %s/%s: %w", p.Spec.Name, c.Name, err)
 	}
 	ctr.ID = res.GetContainerId()
+	if p.attempts == nil {
+		p.attempts = map[string]uint32{}
+	}
+	p.attempts[c.Name]++
 	p.Containers = append(p.Containers, ctr)
 	return ctr, nil
 }
@@ -281,22 +300,47 @@ func (k *Kubelet) Update(ctx context.Context, c *Container, r policy.Resources) 
 	return nil
 }
 
-// Remove ends a pod and removes its cgroup.
-func (k *Kubelet) Remove(ctx context.Context, p *Pod) error {
+// StopContainer ends a container at once.
+func (k *Kubelet) StopContainer(ctx context.Context, c *Container) error {
+	k.step("StopContainer")
+	if _, err := k.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: c.ID}); err != nil {
+		return fmt.Errorf("stop container %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// RemoveContainer removes a container of a pod, and ends it where it runs.
+func (k *Kubelet) RemoveContainer(ctx context.Context, p *Pod, c *Container) error {
+	k.step("RemoveContainer")
+	if _, err := k.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.Name, err)
+	}
+	p.Containers = slices.DeleteFunc(p.Containers, func(x *Container) bool { return x == c })
+	return nil
+}
+
+// Stop ends a pod's containers and its sandbox: its processes are gone, and all else is there until it is removed.
+func (k *Kubelet) Stop(ctx context.Context, p *Pod) error {
 	for _, c := range p.Containers {
-		k.step("StopContainer")
-		if _, err := k.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: c.ID}); err != nil {
-			return fmt.Errorf("stop container %s: %w", c.Name, err)
+		if err := k.StopContainer(ctx, c); err != nil {
+			return err
 		}
 	}
 	k.step("StopPodSandbox")
 	if _, err := k.CRI.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.SandboxID}); err != nil {
 		return fmt.Errorf("stop sandbox of pod %s: %w", p.Spec.Name, err)
 	}
-	for _, c := range p.Containers {
-		k.step("RemoveContainer")
-		if _, err := k.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil {
-			return fmt.Errorf("remove container %s: %w", c.Name, err)
+	return nil
+}
+
+// Remove ends a pod and removes its cgroup.
+func (k *Kubelet) Remove(ctx context.Context, p *Pod) error {
+	if err := k.Stop(ctx, p); err != nil {
+		return err
+	}
+	for len(p.Containers) > 0 {
+		if err := k.RemoveContainer(ctx, p, p.Containers[0]); err != nil {
+			return err
 		}
 	}
 	k.step("RemovePodSandbox")

@@ -25,6 +25,7 @@ import (
 type machine struct {
 	vmlinux, initrd, disk      string
 	cpus, memoryMiB, numaNodes int
+	threads                    int // of a core
 	network                    bool
 	ports                      map[int]int
 }
@@ -48,7 +49,7 @@ func (m machine) args() []string {
 		// Haswell, less what TCG can't emulate and would warn of.
 		"-cpu", "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm",
 		"-m", fmt.Sprintf("%dM", m.nodeMiB()*m.numaNodes),
-		"-smp", fmt.Sprintf("%d,sockets=%d,cores=%d,threads=1", m.cpus, m.numaNodes, m.cpus/m.numaNodes),
+		"-smp", fmt.Sprintf("%d,sockets=%d,cores=%d,threads=%d", m.cpus, m.numaNodes, m.cpus/m.numaNodes/m.threads, m.threads),
 	}
 	if m.numaNodes > 1 {
 		per := m.cpus / m.numaNodes

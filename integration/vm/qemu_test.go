@@ -24,14 +24,18 @@ func TestMachineArgs(t *testing.T) {
 		machine machine
 		want    string
 	}{
-		{"plain", machine{cpus: 2, memoryMiB: 1024, numaNodes: 1},
+		{"plain", machine{cpus: 2, memoryMiB: 1024, numaNodes: 1, threads: 1},
 			common + " -m 1024M -smp 2,sockets=1,cores=2,threads=1" + devices},
-		{"NUMA", machine{cpus: 6, memoryMiB: 1000, numaNodes: 3},
+		{"NUMA", machine{cpus: 6, memoryMiB: 1000, numaNodes: 3, threads: 1},
 			common + " -m 999M -smp 6,sockets=3,cores=2,threads=1" +
 				" -object memory-backend-ram,id=mem0,size=333M -numa node,nodeid=0,cpus=0-1,memdev=mem0" +
 				" -object memory-backend-ram,id=mem1,size=333M -numa node,nodeid=1,cpus=2-3,memdev=mem1" +
 				" -object memory-backend-ram,id=mem2,size=333M -numa node,nodeid=2,cpus=4-5,memdev=mem2" + devices},
-		{"network", machine{cpus: 1, memoryMiB: 512, numaNodes: 1, network: true, ports: map[int]int{8081: 80, 8080: 443}},
+		{"threads", machine{cpus: 16, memoryMiB: 1024, numaNodes: 2, threads: 2},
+			common + " -m 1024M -smp 16,sockets=2,cores=4,threads=2" +
+				" -object memory-backend-ram,id=mem0,size=512M -numa node,nodeid=0,cpus=0-7,memdev=mem0" +
+				" -object memory-backend-ram,id=mem1,size=512M -numa node,nodeid=1,cpus=8-15,memdev=mem1" + devices},
+		{"network", machine{cpus: 1, memoryMiB: 512, numaNodes: 1, threads: 1, network: true, ports: map[int]int{8081: 80, 8080: 443}},
 			common + " -m 512M -smp 1,sockets=1,cores=1,threads=1" + devices +
 				" -netdev user,id=net,hostfwd=tcp:127.0.0.1:8080-:443,hostfwd=tcp:127.0.0.1:8081-:80" +
 				" -device virtio-net-pci,netdev=net,romfile="},

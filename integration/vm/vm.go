@@ -60,6 +60,8 @@ type Config struct {
 	// NUMANodes divides CPUs and memory into as many nodes, each a socket of its
 	// own. CPUs must be a multiple of it. 0: 1.
 	NUMANodes int
+	// ThreadsPerCore makes so many CPUs one core. The CPUs of a node must be a multiple of it. 0: 1.
+	ThreadsPerCore int
 
 	// Init is the guest's first process. With Systemd the root cgroup is systemd's, and so are /run and /tmp, which is no
 	// tmpfs then; the program is a service.
@@ -137,7 +139,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	}
 	m := machine{
 		vmlinux: inst.kernel.vmlinux, initrd: dir + "/initrd", disk: dir + "/root.img",
-		cpus: cfg.CPUs, memoryMiB: cfg.MemoryMiB, numaNodes: cfg.NUMANodes,
+		cpus: cfg.CPUs, memoryMiB: cfg.MemoryMiB, numaNodes: cfg.NUMANodes, threads: cfg.ThreadsPerCore,
 		network: cfg.Network, ports: cfg.Ports,
 	}
 	if err := os.WriteFile(m.initrd, initrd, 0o600); err != nil {
@@ -154,7 +156,7 @@ func (c *Config) complete() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
-	c.CPUs, c.MemoryMiB, c.NUMANodes = orDefault(c.CPUs, 2), orDefault(c.MemoryMiB, 1024), orDefault(c.NUMANodes, 1)
+	c.CPUs, c.MemoryMiB, c.NUMANodes, c.ThreadsPerCore = orDefault(c.CPUs, 2), orDefault(c.MemoryMiB, 1024), orDefault(c.NUMANodes, 1), orDefault(c.ThreadsPerCore, 1)
 	c.Limit = orDefault(c.Limit, 5*time.Minute)
 	if c.Stdout == nil {
 		c.Stdout = os.Stdout
@@ -187,6 +189,8 @@ func (c *Config) complete() error {
 	}
 	if c.CPUs < 0 || c.NUMANodes < 0 || c.CPUs%c.NUMANodes != 0 {
 		bad("%d CPUs can't be divided among %d NUMA nodes", c.CPUs, c.NUMANodes)
+	} else if c.ThreadsPerCore < 0 || c.CPUs/c.NUMANodes%c.ThreadsPerCore != 0 {
+		bad("%d CPUs of a node can't be divided into cores of %d threads", c.CPUs/c.NUMANodes, c.ThreadsPerCore)
 	} else if c.MemoryMiB < 256*c.NUMANodes {
 		bad("memory %d MiB: want 256 for each of %d NUMA nodes", c.MemoryMiB, c.NUMANodes)
 	}

@@ -450,7 +450,7 @@ func (e *Engine) Update(ctx context.Context, id string, asks policy.Resources) (
 			}
 			s.put(next)
 			e.show(next)
-			if next.lastAsked().CPUSetCPUs != c.lastAsked().CPUSetCPUs && e.recount(s) {
+			if next.lastAsked().CPUSetCPUs != "" && e.recount(s) {
 				e.spawn(func() {
 					ctx, cancel := lateContext()
 					defer cancel()

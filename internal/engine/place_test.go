@@ -459,6 +459,42 @@ func TestUntieredBirth(t *testing.T) {
 	m.want(at, "cpuset.cpus", "0-3")
 }
 
+// What the kubelet has asked meanwhile is what a container goes back to, and not what stood there before our first file.
+func TestAskedMeanwhile(t *testing.T) {
+	for _, layout := range layouts {
+		t.Run(string(layout), func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, layout, nil)
+			p := m.pod("ls", v1alpha1.LS, "/burstable")
+			m.run(p)
+			_, at := m.make(p, "ls", asks(100, 0, 0))
+			m.exclusive("p", v1alpha1.LSR, 1)
+			m.want(at, "cpuset.cpus", "1-3")
+			plan, err := m.e.Update(t.Context(), id("ls"), policy.Resources{CPUSetCPUs: "2"}) // within the pool
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.carry(at, append(plan.Apply, policy.Setting{Knob: policy.CPUSetCPUs, Value: "2"}))
+			m.e.Updated(plan, true)
+			m.want(at, "cpuset.cpus", "2")
+			m.never("it leaves what the kubelet asked", func() bool { return m.file(at, "cpuset.cpus") != "2" })
+			m.e.PodStopped("sp")
+			m.never("it leaves what the kubelet asked", func() bool { return m.file(at, "cpuset.cpus") != "2" })
+		})
+	}
+}
+
+// containerd 2.4 tells a plugin of no end of a sandbox that is older than its own start.
+func TestEndThatNobodyTells(t *testing.T) {
+	m := newMachine(t, cgrouptest.V2, nil)
+	p := m.exclusive("p", v1alpha1.LSE, 1)
+	m.never("it loses its CPUs while it is there", func() bool { return m.owns()["p"] == "" })
+	if err := m.k.Rmdir(cgroup.Path(p.CgroupParent)); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("its CPUs to be free", func() bool { _, owns := m.owns()["p"]; return !owns })
+}
+
 // A runtime that does not tell instances apart has the old one removed after the new one was made.
 func TestSameKey(t *testing.T) {
 	m := newMachine(t, cgrouptest.V2, nil)

@@ -21,6 +21,46 @@ import (
 // How long the worker waits before it tries again what failed.
 const minPoolRetry, maxPoolRetry = time.Second, 30 * time.Second
 
+// reapEvery is how often it is looked whether pods that own CPUs are still there.
+const reapEvery = 2 * time.Second
+
+// reap takes the CPUs of pods back whose cgroup the kubelet has removed, seen twice. A runtime may keep the end of a sandbox
+// to itself: containerd 2.4 tells plugins of no sandbox that is older than its own start. It gives those that were missing.
+func (e *Engine) reap(ctx context.Context, missing map[string]bool) map[string]bool {
+	paths := map[string]cgroup.Path{}
+	if e.query(ctx, func(s *state) {
+		for uid := range s.cpus.placed {
+			if p := s.pods[uid]; p != nil && p.path != "" {
+				paths[uid] = p.path
+			}
+		}
+	}) != nil {
+		return nil
+	}
+	now := map[string]bool{}
+	for uid, at := range paths {
+		_, err := e.cfg.Cgroups.Read(at, policy.CPUSetCPUs)
+		if !errors.Is(err, cgroup.ErrGone) {
+			continue
+		}
+		now[uid] = true
+		if missing[uid] {
+			e.post(func(s *state) func(context.Context) {
+				for id, of := range s.sandboxes {
+					if of == uid {
+						s.ended[id] = true
+					}
+				}
+				if e.freed(s, uid) {
+					return e.keep
+				}
+				return nil
+			})
+		}
+	}
+	return now
+}
+
 func (e *Engine) wakePools() {
 	select {
 	case e.moves <- struct{}{}:
@@ -34,8 +74,14 @@ func (e *Engine) poolWorker(ctx context.Context) {
 	again := time.NewTimer(0)
 	<-again.C
 	defer again.Stop()
+	look := time.NewTicker(reapEvery)
+	defer look.Stop()
+	missing := map[string]bool{}
 	for {
 		select {
+		case <-look.C:
+			missing = e.reap(ctx, missing)
+			continue
 		case <-e.moves:
 			retry = minPoolRetry
 		case <-again.C:
@@ -87,7 +133,8 @@ func (e *Engine) wants(s *state, c *container) (m move, more bool) {
 	loaded, node := e.policy.Load().policy, e.node()
 	m = move{key: c.key, id: c.id, at: c.path, pod: p.path}
 	m.wanted = loaded.CPUSet(node, p.facts, policy.Container{Name: c.key.Name, State: c.state, Asked: c.lastAsked()})
-	if m.wanted == nil && c.stored != "" {
+	// What a message or the kubelet has set since is not in the journal, which knows what stood there before our first file.
+	if m.wanted == nil && (c.stored != "" || c.filed && c.lastAsked().CPUSetCPUs != "") {
 		m.wanted = &policy.Setting{Knob: policy.CPUSetCPUs, Level: policy.LevelContainer, Rule: "asked", Reason: "no longer decided: back to what was asked"}
 		m.wanted.Value = policy.Neutral(node, *m.wanted, c.lastAsked())
 	}

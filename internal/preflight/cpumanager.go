@@ -204,7 +204,7 @@ func checkReserved(f Facts) Line {
 	all := ours.Union(theirs)
 	var change []string
 	if !more.IsEmpty() {
-		l.Found += fmt.Sprintf("; pods of ours run on CPUs %s", units.FormatCPUs(more))
+		l.Found += fmt.Sprintf("; a plugin that runs as a pod knows those of the policy alone, so pods run on CPUs %s there", units.FormatCPUs(more))
 		change = append(change, fmt.Sprintf("set spec.reservedCPUs: %q in the policy", units.FormatCPUs(all)))
 	}
 	if static && !less.IsEmpty() {

@@ -55,6 +55,7 @@ func parse(args []string, usage io.Writer) (vm.Config, error) {
 	fs.IntVar(&cfg.CPUs, "cpus", 0, "number of CPUs (0: 2)")
 	fs.IntVar(&cfg.MemoryMiB, "mem", 0, "memory in MiB (0: 1024)")
 	fs.IntVar(&cfg.NUMANodes, "numa", 0, "number of NUMA nodes (0: 1)")
+	fs.IntVar(&cfg.ThreadsPerCore, "threads", 0, "CPUs that are one core (0: 1)")
 	fs.DurationVar(&cfg.Limit, "limit", 0, "time for the whole run (0: 5m)")
 	fs.StringVar(&cfg.Results, "results", "", "`directory` to copy the guest's /results to")
 	fs.BoolVar(&cfg.Network, "network", false, "a network in which 10.0.2.2 is this machine")

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/cgroup"
 	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/placement"
 )
@@ -35,6 +36,9 @@ func TestPlaced(t *testing.T) {
 	pod := func(uid string, cpus int64) *runtimeapi.PodSandboxConfig {
 		s := sandbox("LSE")
 		s.Metadata.Uid, s.Linux.CgroupParent, s.Linux.Resources = uid, "/kubepods/pod"+uid, asks(cpus)
+		if err := d.k.Make(cgroup.Path(s.Linux.CgroupParent)); err != nil { // as the kubelet does
+			t.Fatal(err)
+		}
 		d.answerWith("RunPodSandbox", &runtimeapi.RunPodSandboxResponse{PodSandboxId: "sb-" + uid})
 		d.must("RunPodSandbox", &runtimeapi.RunPodSandboxRequest{Config: s})
 		return s
