@@ -1145,3 +1145,36 @@ func TestUndoOfAnEmptyCpuset(t *testing.T) {
 		}
 	}
 }
+
+// What Linux v1 refuses of a cpuset is an error that names value, file, cgroup and reason, and changes nothing.
+func TestRefusedCpuset(t *testing.T) {
+	t.Parallel()
+	k, f, _ := setUp(t, cgrouptest.V1)
+	nested := ctr + "/nested"
+	for _, err := range []error{k.Make(nested), k.AddProcess(9, ctr)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for knob, set := range map[policy.Knob]string{policy.CPUSetCPUs: "1", policy.CPUSetMems: ""} {
+		before, err := f.Read(ctr, knob)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cause := unix.EBUSY // nested has more than that
+		if set == "" {
+			cause = unix.ENOSPC // there are tasks
+		}
+		_, err = f.Write(ctr, knob, set)
+		want := fmt.Sprintf("write %q to %s of %s: ", set, knob, ctr)
+		if !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), cause.Error()) {
+			t.Errorf("%v, want %s…%v", err, want, cause)
+		}
+		if now, err := f.Read(ctr, knob); now != before || err != nil {
+			t.Errorf("%s is %q, %v, was %q", knob, now, err, before)
+		}
+	}
+	if err := f.Undo(ctr); err != nil {
+		t.Errorf("undo of what was never written: %v", err)
+	}
+}

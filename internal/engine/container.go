@@ -334,17 +334,18 @@ func (e *Engine) Started(id string) {
 // afterStart gives what is to be written to the files of a container that runs: of ours what the protocol can't carry,
 // and of one that passed without us what no later update of the runtime would trip over.
 func (e *Engine) afterStart(c *container) []policy.Setting {
+	follows := e.node().Pools != nil // the pool worker writes cpusets: what was decided once may not hold any more
 	switch {
 	case c.changed && e.cfg.Recheck:
 		return slices.DeleteFunc(slices.Clone(c.decision.Settings), func(s policy.Setting) bool {
-			return s.Knob == policy.CPUWeight || s.Knob.OfProcess() // one is what idle leaves, the others have no file
+			return s.Knob == policy.CPUWeight || s.Knob.OfProcess() || s.Knob == policy.CPUSetCPUs && follows // one is what idle leaves, processes have no file
 		})
 	case c.changed:
 		return e.rest(c.decision.Settings)
 	case c.state == policy.Missed:
 		var repair []policy.Setting
 		for _, s := range c.decision.Settings {
-			if s.Knob == policy.CPUSetCPUs || s.Knob == policy.CPUMax {
+			if s.Knob == policy.CPUSetCPUs && !follows || s.Knob == policy.CPUMax {
 				repair = append(repair, s)
 			}
 		}

@@ -484,6 +484,34 @@ func TestAskedMeanwhile(t *testing.T) {
 	}
 }
 
+// A door that checks the files of what it finds does not write the CPUs of a record, which the pools have left behind.
+func TestRecheckAfterPools(t *testing.T) {
+	for _, layout := range layouts {
+		t.Run(string(layout), func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, layout, func(c *engine.Config) { c.Recheck = true })
+			m.exclusive("p", v1alpha1.LSR, 1)
+			none := m.pod("none", v1alpha1.None, "/burstable")
+			m.run(none)
+			c := engine.Creation{SandboxID: "s" + none.UID, Pod: none, Name: "none", Asked: asks(100, 0, 0)}
+			plan, err := m.e.Create(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := m.made(c, plan)
+			m.e.Recorded(c, plan)
+			m.want(at, "cpuset.cpus", "1-3")
+			m.e.PodStopped("sp")
+			m.rt.StopPod("sp")
+			m.want(at, "cpuset.cpus", "0-3")
+			m.stop()
+			m.start()
+			m.adopt()
+			m.never("it goes back to the CPUs of its record", func() bool { return m.file(at, "cpuset.cpus") != "0-3" })
+		})
+	}
+}
+
 // containerd 2.4 tells a plugin of no end of a sandbox that is older than its own start.
 func TestEndThatNobodyTells(t *testing.T) {
 	m := newMachine(t, cgrouptest.V2, nil)

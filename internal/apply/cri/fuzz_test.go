@@ -21,6 +21,7 @@ func FuzzCreate(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	var placed *policy.Placed // of the pods that are added next
 	add := func(edit func(*runtimeapi.CreateContainerRequest)) {
 		r := &runtimeapi.CreateContainerRequest{
 			PodSandboxId: "s",
@@ -42,8 +43,12 @@ func FuzzCreate(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(b, true)
-		f.Add(b, false)
+		cpus, mems := "", ""
+		if placed != nil {
+			cpus, mems = placed.CPUs, placed.Mems
+		}
+		f.Add(b, true, cpus, mems)
+		f.Add(b, false, cpus, mems)
 	}
 	add(func(*runtimeapi.CreateContainerRequest) {})
 	for _, tier := range []string{"LSE", "LSR", "LS", "SYSTEM", "odd"} {
@@ -56,7 +61,17 @@ func FuzzCreate(f *testing.F) {
 		x := r.Config.Linux.Resources
 		x.CpuShares, x.CpuQuota, x.CpuPeriod, x.MemoryLimitInBytes, x.OomScoreAdj = -1<<63, -5, 1<<62, 1<<63-1, -1<<63
 	})
-	f.Fuzz(func(t *testing.T, msg []byte, v2 bool) {
+	placed = &policy.Placed{CPUs: "2-3", Mems: "1"}
+	for _, tier := range []string{"LSE", "LSR"} {
+		add(func(r *runtimeapi.CreateContainerRequest) {
+			r.SandboxConfig.Labels[v1alpha1.LabelQoS], r.SandboxConfig.Annotations = tier, nil
+		})
+		add(func(r *runtimeapi.CreateContainerRequest) {
+			r.SandboxConfig.Labels[v1alpha1.LabelQoS], r.SandboxConfig.Annotations = tier, nil
+			r.Config.Linux.Resources.CpusetMems = "0-1"
+		})
+	}
+	f.Fuzz(func(t *testing.T, msg []byte, v2 bool, cpus, mems string) {
 		var req runtimeapi.CreateContainerRequest
 		if proto.Unmarshal(msg, &req) != nil {
 			return
@@ -67,6 +82,9 @@ func FuzzCreate(f *testing.F) {
 		}
 		before := proto.Clone(&req)
 		pod := facts.Pod(req.GetSandboxConfig())
+		if cpus != "" {
+			pod.Placed = &policy.Placed{CPUs: cpus, Mems: mems}
+		}
 		ctr := policy.Container{Name: req.GetConfig().GetMetadata().GetName(), State: policy.Managed, Asked: facts.Resources(req.GetConfig().GetLinux().GetResources())}
 		d := p.Container(node, pod, ctr)
 		if diff := cmp.Diff(d, p.Container(node, pod, ctr)); diff != "" {
@@ -116,8 +134,30 @@ func FuzzCreate(f *testing.F) {
 				t.Errorf("shown %v, asked %v", res, asked)
 			}
 		}
-		if res.CpusetCpus != asked.CpusetCpus {
-			t.Errorf("shown %q, asked %q", res.CpusetCpus, asked.CpusetCpus)
+		if res.CpusetCpus != asked.CpusetCpus || res.CpusetMems != asked.CpusetMems {
+			t.Errorf("shown CPUs %q and nodes %q, asked %q and %q", res.CpusetCpus, res.CpusetMems, asked.CpusetCpus, asked.CpusetMems)
 		}
 	})
+}
+
+// Memory nodes have a field of their own on both cgroup versions.
+func TestMemoryNodes(t *testing.T) {
+	t.Parallel()
+	settings := []policy.Setting{{Knob: policy.CPUSetMems, Level: policy.LevelContainer, Value: "1"}}
+	for _, version := range []int{1, 2} {
+		for _, asked := range []string{"", "0-1"} {
+			res := &runtimeapi.LinuxContainerResources{CpusetMems: asked}
+			rest, err := cri.Apply(settings, version, res)
+			if want := (&runtimeapi.LinuxContainerResources{CpusetMems: "1"}); err != nil || len(rest) > 0 || !proto.Equal(want, res) {
+				t.Errorf("cgroup v%d: %v, left over %v, %v", version, res, rest, err)
+			}
+			if !cri.Carries(version, policy.CPUSetMems) {
+				t.Errorf("cgroup v%d: not carried", version)
+			}
+			cri.Restore(settings, policy.Resources{CPUSetMems: asked}, res)
+			if res.CpusetMems != asked {
+				t.Errorf("cgroup v%d: shown %q, asked %q", version, res.CpusetMems, asked)
+			}
+		}
+	}
 }

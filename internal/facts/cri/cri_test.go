@@ -47,6 +47,22 @@ func TestNothingAsked(t *testing.T) {
 	}
 }
 
+// A pod's CPUs are in its sandbox's resources; a list does not tell them.
+func TestPodResources(t *testing.T) {
+	t.Parallel()
+	meta := &runtimeapi.PodSandboxMetadata{Uid: "u", Namespace: "n", Name: "p"}
+	got := cri.Pod(&runtimeapi.PodSandboxConfig{Metadata: meta, Linux: &runtimeapi.LinuxPodSandboxConfig{
+		Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2048, CpuQuota: 200000, CpuPeriod: 100000, MemoryLimitInBytes: 1 << 30, CpusetMems: "1"},
+	}})
+	want := policy.Resources{CPUShares: new(int64(2048)), CPUQuota: new(int64(200000)), CPUPeriod: new(int64(100000)), MemoryLimit: new(int64(1 << 30)), CPUSetMems: "1"}
+	if d := cmp.Diff(want, got.Resources); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff(policy.Pod{UID: "u", Namespace: "n", Name: "p"}, cri.ListedPod(&runtimeapi.PodSandbox{Metadata: meta})); d != "" {
+		t.Error(d)
+	}
+}
+
 // An update keeps what it does not name, and shares nothing with what was before.
 func TestUpdated(t *testing.T) {
 	t.Parallel()

@@ -18,15 +18,19 @@ import (
 
 func TestPod(t *testing.T) {
 	t.Parallel()
+	asked := &runtimeapi.LinuxContainerResources{CpuShares: 2048, CpuQuota: 200000, CpuPeriod: 100000, MemoryLimitInBytes: 1 << 30}
 	labels, annotations := map[string]string{v1alpha1.LabelQoS: "BE"}, map[string]string{"a": "b"}
 	want := cri.Pod(&runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Uid: "u", Namespace: "n", Name: "p"}, Labels: labels, Annotations: annotations,
-		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods/besteffort/podu"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods/besteffort/podu", Resources: asked},
 	})
 	got := nri.Pod(&api.PodSandbox{Id: "s", Uid: "u", Namespace: "n", Name: "p", Labels: labels, Annotations: annotations,
-		Linux: &api.LinuxPodSandbox{CgroupParent: "/kubepods/besteffort/podu"}})
+		Linux: &api.LinuxPodSandbox{CgroupParent: "/kubepods/besteffort/podu", PodResources: nritest.Request(asked)}})
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
+	}
+	if q := got.Resources.CPUQuota; q == nil || *q != 200000 {
+		t.Errorf("the pod's resources are %+v", got.Resources)
 	}
 	if got.KubeQoS != v1alpha1.BestEffort {
 		t.Errorf("KubeQoS is %q", got.KubeQoS)

@@ -18,7 +18,7 @@ import (
 )
 
 // hooks are the methods that a runtime calls, one at a time and while the whole node waits. An error ends the call that
-// the hook belongs to, so only CreateContainer gives one, for a tier that wants certainty.
+// the hook belongs to, so two give one alone, for a tier that wants certainty: CreateContainer and UpdatePodSandbox.
 type hooks Plugin
 
 // Configure learns who calls. It subscribes to what there are methods for.

@@ -38,7 +38,8 @@ func newStore() *store {
 	return &store{pods: map[string]policy.Pod{}, ended: map[string]bool{}, containers: map[string]*known{}}
 }
 
-// reset takes what a runtime tells of all it has.
+// reset takes what a runtime tells of all it has. It does not tell which sandboxes have ended, so what a hook told of one
+// that is still there holds: they do not run again.
 func (s *store) reset(pods []*api.PodSandbox, containers []*api.Container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,6 +50,7 @@ func (s *store) reset(pods []*api.PodSandbox, containers []*api.Container) {
 			s.pods[p.GetId()] = factsnri.Pod(p)
 		}
 	}
+	maps.DeleteFunc(s.ended, func(id string, _ bool) bool { _, ok := s.pods[id]; return !ok })
 	for _, c := range containers {
 		s.put(c)
 	}
