@@ -19,7 +19,7 @@ import (
 // files to read, by cgroup v1 controller.
 var files = map[string][]string{
 	"cpu":    {"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.idle", "cpu.weight", "cpu.max", "cpu.max.burst"},
-	"cpuset": {"cpuset.cpus"},
+	"cpuset": {"cpuset.cpus", "cpuset.mems"},
 	"memory": {"memory.limit_in_bytes", "memory.low", "memory.high", "memory.max"},
 	"blkio": {"blkio.bfq.weight", "blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device", "blkio.throttle.read_iops_device",
 		"blkio.throttle.write_iops_device", "io.weight", "io.bfq.weight", "io.max"},
