@@ -187,7 +187,9 @@ var containerdConfig = template.Must(template.New("containerd.toml").Parse(`vers
 root = '{{.Dir}}/containerd-root'
 state = '{{.Dir}}/containerd-state'
 
-[plugins.'io.containerd.server.v1.grpc']
+{{if .Emulated}}[timeouts]
+  'io.containerd.timeout.shim.load' = '60s' # 5 s by default, after which a start of containerd ends the shims that did not answer
+{{end}}[plugins.'io.containerd.server.v1.grpc']
   address = '{{.Dir}}/containerd.sock'
 [plugins.'io.containerd.server.v1.ttrpc']
   address = '{{.Dir}}/containerd.sock.ttrpc'
@@ -241,7 +243,8 @@ func (l *Lab) writeContainerdConfig(opts ContainerdOptions) error {
 	values := struct {
 		Dir, Snapshotter, Pause            string
 		RestrictOOM, Systemd, RDT, BlockIO bool
-	}{l.dir, "overlayfs", images.Pause, restrict, Systemd(), opts.RDTConfig != "", opts.BlockIOConfig != ""}
+		Emulated                           bool
+	}{l.dir, "overlayfs", images.Pause, restrict, Systemd(), opts.RDTConfig != "", opts.BlockIOConfig != "", os.Getenv(Env) == "vm"}
 	if isFS(l.dir, unix.OVERLAYFS_SUPER_MAGIC) {
 		values.Snapshotter = "native" // an overlay can't lie on an overlay
 	}
