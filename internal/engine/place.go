@@ -35,7 +35,7 @@ func (e *Engine) node() policy.Node { return *e.facts.Load() }
 
 var (
 	errNoTopology = errors.New("the topology of this node is not known")
-	errNotAsked   = errors.New("it was made while no door saw it, so how many CPUs it asks for is not known until it makes another container")
+	errNotAsked   = errors.New("it was made while no door saw it, so it gets them with its next container")
 )
 
 // place gives a pod of an exclusive tier CPUs of its own if it has none, and takes them from one that is of another tier
@@ -55,7 +55,7 @@ func (e *Engine) place(s *state, p *pod) (changed bool) {
 		return false
 	}
 	switch {
-	case !p.told && !asked(p.facts.Resources):
+	case !p.told: // of a list, which over NRI does not tell whether the sandbox runs
 		err = errNotAsked
 	case err != nil:
 	case s.cpus.machine == nil:
