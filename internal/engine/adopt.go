@@ -316,7 +316,7 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 	}
 
 	var then []func(context.Context)
-	var stale []Key
+	var stale []Record
 	var unknown []Record
 	var work []podWork
 	restart := map[string][]policy.Setting{}
@@ -376,7 +376,7 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 		}
 		for k, rec := range recs {
 			if c := s.get(k); c == nil || c.id != "" && c.id != rec.ID {
-				stale = append(stale, k)
+				stale = append(stale, rec)
 			}
 		}
 		for c := range s.all() {
@@ -400,8 +400,8 @@ func (e *Engine) agree(ctx context.Context, before map[string]bool, list Listing
 	}
 	return func(ctx context.Context) {
 		e.keep(ctx)
-		for _, k := range stale {
-			e.forget(k)
+		for _, r := range stale {
+			e.forget(r.Key, r.ID)
 		}
 		for _, r := range unknown { // or the next restart would take their birth records for the last word
 			e.remember(r)

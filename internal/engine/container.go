@@ -145,12 +145,12 @@ func (e *Engine) tidy(r Record) {
 		if now := s.get(r.Key); now != nil && now.id == r.ID {
 			return nil
 		}
-		return func(context.Context) { e.forget(r.Key) }
+		return func(context.Context) { e.forget(r.Key, r.ID) }
 	})
 }
 
-// forget removes a record.
-func (e *Engine) forget(k Key) { e.outcome("records", k.String(), e.records.remove(k)) }
+// forget removes the record of a container.
+func (e *Engine) forget(k Key, id string) { e.outcome("records", k.String(), e.records.remove(k, id)) }
 
 func birth(d policy.Decision, c Creation, l *loadedPolicy) string {
 	set := make(map[string]string, len(d.Settings))
@@ -717,7 +717,6 @@ func (e *Engine) Removed(id string) {
 func (e *Engine) gone(s *state, c *container) func(context.Context) {
 	s.drop(c)
 	e.hide(c.id)
-	replaced := s.get(c.key) != nil
 	var work podWork
 	if p := s.pods[c.key.PodUID]; p != nil {
 		work = e.decidePod(s, p, false)
@@ -725,9 +724,7 @@ func (e *Engine) gone(s *state, c *container) func(context.Context) {
 	counted := c.lastAsked().CPUSetCPUs != "" && e.recount(s)
 	key, id, path := c.key, c.id, c.path
 	return func(ctx context.Context) {
-		if !replaced {
-			e.forget(key)
-		}
+		e.forget(key, id)
 		if counted {
 			e.keep(ctx)
 		}

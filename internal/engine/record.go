@@ -76,14 +76,14 @@ func (r *records) write(rec Record) error {
 	return r.put(rec, os.Rename)
 }
 
-// writeFirst writes a record unless there is one: that of a later update.
+// writeFirst writes a record unless the container has one: that of a later update. An earlier container of that key may
+// have left its own: a kubelet that lost a container's end makes the next one with the same attempt.
 func (r *records) writeFirst(rec Record) error {
 	return r.put(rec, func(tmp, path string) error {
-		err := os.Link(tmp, path)
-		if errors.Is(err, fs.ErrExist) {
-			err = nil
+		if there, err := readRecord(path); err == nil && there.ID == rec.ID {
+			return os.Remove(tmp)
 		}
-		return errors.Join(err, os.Remove(tmp))
+		return os.Rename(tmp, path)
 	})
 }
 
@@ -106,10 +106,15 @@ func (r *records) put(rec Record, move func(tmp, path string) error) error {
 	return nil
 }
 
-func (r *records) remove(k Key) error {
+// remove removes the record of a container, and not that of a later one of its key.
+func (r *records) remove(k Key, id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := os.Remove(r.file(k)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	path := r.file(k)
+	if there, err := readRecord(path); err == nil && there.ID != id {
+		return nil
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record: %w", err)
 	}
 	return nil

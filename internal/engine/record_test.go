@@ -37,15 +37,52 @@ func TestRecordFiles(t *testing.T) {
 		t.Errorf("read %d of %d: %v", len(got), len(keys), err)
 	}
 	for _, k := range keys {
-		if err := r.remove(k); err != nil {
+		if err := r.remove(k, ""); err != nil {
 			t.Error(err)
 		}
-		if err := r.remove(k); err != nil {
+		if err := r.remove(k, ""); err != nil {
 			t.Errorf("again: %v", err)
 		}
 	}
 	if got, err := r.read(); err != nil || len(got) != 0 {
 		t.Errorf("left: %v, %v", got, err)
+	}
+}
+
+// One key has one file, which is that of the container that was made last: kubelets reuse a key where they lost its end.
+func TestRecordOfTheSameKey(t *testing.T) {
+	t.Parallel()
+	r := &records{dir: t.TempDir()}
+	k := Key{"u", "n", 0}
+	rec := func(id, cpus string) Record {
+		return Record{Key: k, ID: id, State: policy.Managed, Asked: &policy.Resources{CPUSetCPUs: cpus}}
+	}
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want string // ID and CPUs
+	}{
+		{"made", func() error { return r.writeFirst(rec("a", "0")) }, "a 0"},
+		{"another one made, without word of its end", func() error { return r.writeFirst(rec("b", "0")) }, "b 0"},
+		{"the end of the first, told late", func() error { return r.remove(k, "a") }, "b 0"},
+		{"updated", func() error { return r.write(rec("b", "1")) }, "b 1"},
+		{"its creation reported late", func() error { return r.writeFirst(rec("b", "0")) }, "b 1"},
+		{"removed", func() error { return r.remove(k, "b") }, ""},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		recs, err := r.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if there, ok := recs[k]; ok {
+			got = there.ID + " " + there.Asked.CPUSetCPUs
+		}
+		if got != step.want {
+			t.Errorf("%s: the record is %q, want %q", step.name, got, step.want)
+		}
 	}
 }
 
