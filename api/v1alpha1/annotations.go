@@ -112,6 +112,20 @@ func ParseCPUPlacement(s string) (CPUPlacement, error) {
 	return c, nil
 }
 
+// ParseResctrlClass reads an AnnotationResctrlClass strictly. The error is a Problems. It can't tell whether that tier has
+// more than the pod's own; package policy does.
+func ParseResctrlClass(s string) (ResctrlClass, error) {
+	var c ResctrlClass
+	problems := parseAnnotation(s, &c)
+	if len(problems) == 0 && !c.Tier.Valid() {
+		problems.add(Problem{Path: "tier", Value: units.Quote(string(c.Tier)), Allowed: list(Tiers())})
+	}
+	if err := problems.err(); err != nil {
+		return ResctrlClass{}, err
+	}
+	return c, nil
+}
+
 func parseAnnotation(s string, into any) Problems {
 	var problems Problems
 	if len(s) > MaxAnnotationSize {

@@ -37,6 +37,7 @@ func Default() QoSPolicy {
 					CPU:         CPUPolicy{Idle: new(true), Burst: BurstOff},
 					Memory:      MemoryPolicy{Low: new(Percent(0)), High: new(Percent(90))},
 					IO:          IOPolicy{Weight: new(int64(10)), Priority: IOPriorityLowest},
+					Resctrl:     ResctrlPolicy{L3: new(Percent(30)), MB: new(Percent(50))},
 					OOMScoreAdj: new(int64(900)),
 					OnError:     Pass,
 				},

@@ -15,6 +15,8 @@ const (
 	AnnotationIOQoS = "tideline.io/io-qos"
 	// AnnotationCPUPlacement says how the CPUs of an LSE or LSR pod are to lie: a JSON CPUPlacement.
 	AnnotationCPUPlacement = "tideline.io/cpu-placement"
+	// AnnotationResctrlClass gives a pod the caches and memory bandwidth of a tier that has less: a JSON ResctrlClass.
+	AnnotationResctrlClass = "tideline.io/resctrl-class"
 	// AnnotationDecision is the birth record that a door adds to a container (never to a pod); users do not set it.
 	AnnotationDecision = "tideline.io/decision"
 

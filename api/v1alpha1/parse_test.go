@@ -86,10 +86,11 @@ func TestExamples(t *testing.T) {
 	_, err3 := v1alpha1.ParseMemoryQoS(read("memory-qos.json"))
 	_, err4 := v1alpha1.ParseIOQoS(read("io-qos.json"))
 	_, err5 := v1alpha1.ParseCPUPlacement(read("cpu-placement.json"))
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	_, err6 := v1alpha1.ParseResctrlClass(read("resctrl-class.json"))
+	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 		t.Error(err)
 	}
-	if files, _ := filepath.Glob("../examples/*"); len(files) != 6 {
+	if files, _ := filepath.Glob("../examples/*"); len(files) != 7 {
 		t.Errorf("an example is not tested: %q", files)
 	}
 }
@@ -141,10 +142,10 @@ func TestParsePolicyProblems(t *testing.T) {
 		{"no policy", "[]", `a list; allowed: an object with the keys apiVersion, kind, metadata, spec`},
 		{"no version", "kind: QoSPolicy\n", `apiVersion: ""; allowed: tideline.io/v1alpha1`},
 		{"other kind", "apiVersion: tideline.io/v1\nkind: Policy\n", "apiVersion: \"tideline.io/v1\"; allowed: tideline.io/v1alpha1\nkind: \"Policy\"; allowed: QoSPolicy"},
-		{"keys of later versions", spec("loops: {suppress: on}\nnodes: []\ntiers:\n  BE: {resctrl: {l3: 30%}}"),
+		{"keys of later versions", spec("loops: {suppress: on}\nnodes: []\ntiers:\n  BE: {resctrl: {l4: 30%}}"),
 			"spec.loops: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers\n" +
 				"spec.nodes: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers\n" +
-				"spec.tiers.BE.resctrl: unknown key; allowed: cpu, memory, io, oomScoreAdj, onError"},
+				"spec.tiers.BE.resctrl.l4: unknown key; allowed: l3, l2, mb"},
 		{"placement", spec("minSharedCPUs: 0\nuntiered: keep\ntiers:\n  LSE: {cpu: {placement: cpus, numa: one, smt: \"off\"}}\n  LSR: {cpu: {placement: core, smt: use}}\n  LS: {cpu: {placement: cpus, numa: spread, smt: idle, memoryMigration: true}}"),
 			"spec.minSharedCPUs: 0; allowed: 1 to 8192\n" +
 				"spec.untiered: \"keep\"; allowed: pool, leave\n" +
@@ -233,6 +234,7 @@ func TestAnnotations(t *testing.T) {
 	memory := func(s string) error { _, err := v1alpha1.ParseMemoryQoS(s); return err }
 	io := func(s string) error { _, err := v1alpha1.ParseIOQoS(s); return err }
 	cpus := func(s string) error { _, err := v1alpha1.ParseCPUPlacement(s); return err }
+	class := func(s string) error { _, err := v1alpha1.ParseResctrlClass(s); return err }
 	for _, tt := range []struct {
 		name  string
 		parse func(string) error
@@ -256,6 +258,10 @@ func TestAnnotations(t *testing.T) {
 		{"of Koordinator with mid", batch, `{"containers":{"app":{"limits":{"kubernetes.io/mid-cpu":"2k"}}}}`, ""},
 		{"batch typo", batch, `{"containers":{"app":{"limits":{"kubernetes.io/batch-cpus":"2k"},"limit":{}}}}`, "containers.app.limit: unknown key; allowed: requests, limits\n" +
 			"containers.app.limits[\"kubernetes.io/batch-cpus\"]: unknown resource; allowed: kubernetes.io/batch-cpu, kubernetes.io/batch-memory, or a name with another domain than kubernetes.io"},
+		{"resctrl class", class, `{"tier":"BE"}`, ""},
+		{"resctrl class of no tier", class, `{"tier":"be"}`, `tier: "be"; allowed: LSE, LSR, LS, BE, SYSTEM`},
+		{"resctrl class without a tier", class, `{}`, `tier: ""; allowed: LSE, LSR, LS, BE, SYSTEM`},
+		{"resctrl class of plain text", class, `BE`, `"BE": not JSON: invalid character 'B' looking for beginning of value`},
 		{"memory", memory, `{"low":"25%","high":"80%"}`, ""},
 		{"nothing wished", memory, `{}`, ""},
 		{"memory wrong", memory, `{"low":"101%","high":"0%","min":"1%"}`,
@@ -475,6 +481,10 @@ func FuzzParseMemoryQoS(f *testing.F) {
 
 func FuzzParseCPUPlacement(f *testing.F) {
 	fuzzAnnotation(f, v1alpha1.ParseCPUPlacement, `{"numa":"spread","smt":"idle"}`)
+}
+
+func FuzzParseResctrlClass(f *testing.F) {
+	fuzzAnnotation(f, v1alpha1.ParseResctrlClass, `{"tier":"BE"}`)
 }
 
 func FuzzParseIOQoS(f *testing.F) {

@@ -313,6 +313,7 @@ func (p TierPolicy) validate(at *path, t Tier, problems *Problems) {
 		f := at.field("onError")
 		problems.add(Problem{Path: f.String(), Value: units.Quote(string(o)), Allowed: "pass; only LSE and LSR can be refused"})
 	}
+	p.Resctrl.validate(at, problems)
 	validateIO(&io, p.IO.Weight, p.IO.Max, problems)
 	switch o := p.IO.Priority; {
 	case o == "":
@@ -322,6 +323,19 @@ func (p TierPolicy) validate(at *path, t Tier, problems *Problems) {
 	case o != IOPriorityNone && t != BE:
 		f := io.field("priority")
 		problems.add(Problem{Path: f.String(), Value: units.Quote(string(o)), Allowed: "none; only BE may lower it"})
+	}
+}
+
+func (r ResctrlPolicy) validate(at *path, problems *Problems) {
+	all := at.field("resctrl")
+	for _, part := range []struct {
+		key   string
+		share *Percent
+	}{{"l3", r.L3}, {"l2", r.L2}, {"mb", r.MB}} {
+		if part.share != nil && (!part.share.Valid() || *part.share == 0) {
+			f := all.field(part.key)
+			problems.add(Problem{Path: f.String(), Value: units.Quote(part.share.String()), Allowed: `a whole percentage from "1%" to "100%" ("100%" does not limit)`})
+		}
 	}
 }
 

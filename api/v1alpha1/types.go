@@ -84,11 +84,12 @@ const (
 
 // TierPolicy is what a tier means. A nil field keeps what the kubelet asked for.
 type TierPolicy struct {
-	CPU         CPUPolicy    `json:"cpu,omitempty"`         // CPU time
-	Memory      MemoryPolicy `json:"memory,omitempty"`      // protection and throttling of memory
-	IO          IOPolicy     `json:"io,omitempty"`          // disks
-	OOMScoreAdj *int64       `json:"oomScoreAdj,omitempty"` // a floor, -1000 to 1000
-	OnError     OnError      `json:"onError,omitempty"`     // what happens to a container whose tier can't be honoured
+	CPU         CPUPolicy     `json:"cpu,omitempty"`              // CPU time
+	Memory      MemoryPolicy  `json:"memory,omitempty"`           // protection and throttling of memory
+	IO          IOPolicy      `json:"io,omitempty"`               // disks
+	Resctrl     ResctrlPolicy `json:"resctrl,omitempty,omitzero"` // caches and memory bandwidth
+	OOMScoreAdj *int64        `json:"oomScoreAdj,omitempty"`      // a floor, -1000 to 1000
+	OnError     OnError       `json:"onError,omitempty"`          // what happens to a container whose tier can't be honoured
 }
 
 // CPUPolicy of a tier.
@@ -183,6 +184,14 @@ type DeviceMax struct {
 	WIOPS  int64  `json:"wiops,omitempty"` // writes a second
 }
 
+// ResctrlPolicy is how much of caches and memory bandwidth the containers of a tier may use, all of them together. A part
+// that a node can't limit is passed over. What is left out is not limited.
+type ResctrlPolicy struct {
+	L3 *Percent `json:"l3,omitempty"` // of the ways of each L3 cache, 1% to 100%; at least what the CPU allows
+	L2 *Percent `json:"l2,omitempty"` // of the ways of each L2 cache, 1% to 100%
+	MB *Percent `json:"mb,omitempty"` // of the memory bandwidth of each memory domain, 1% to 100%
+}
+
 // OnError says what happens to a container whose tier can't be honoured.
 type OnError string
 
@@ -229,4 +238,9 @@ type IOQoS struct {
 type CPUPlacement struct {
 	NUMA NUMA `json:"numa,omitempty"` // instead of the tier's
 	SMT  SMT  `json:"smt,omitempty"`  // "use" where the tier's is "idle"; LSE only
+}
+
+// ResctrlClass is the JSON of AnnotationResctrlClass: {"tier":"BE"}.
+type ResctrlClass struct {
+	Tier Tier `json:"tier"` // whose share of caches and memory bandwidth the pod has, instead of its own tier's; it may not be larger
 }

@@ -166,6 +166,9 @@ update by anybody brings none of ours back. Pods go on running. "tideline bypass
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s put back, the kubelet's resources sent again for %s\n", plural(r.Restored, "kernel value", "kernel values"), plural(r.Updated, "container", "containers"))
+			if r.Groups > 0 {
+				fmt.Fprintf(c.stdout, "%s removed\n", plural(r.Groups, "resctrl group", "resctrl groups"))
+			}
 			for _, e := range r.Errors {
 				fmt.Fprintf(c.stderr, "error: %s\n", e)
 			}

@@ -1178,3 +1178,43 @@ func TestRefusedCpuset(t *testing.T) {
 		t.Errorf("undo of what was never written: %v", err)
 	}
 }
+
+func TestThreads(t *testing.T) {
+	t.Parallel()
+	const ctr = cgroup.Path("/kubepods/podX/0123")
+	for _, layout := range []cgrouptest.Layout{cgrouptest.V1, cgrouptest.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			t.Parallel()
+			k, err := cgrouptest.New(t.TempDir(), layout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := cgroup.Open(k.Config(t.TempDir()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.Threads(ctr); !errors.Is(err, cgroup.ErrGone) {
+				t.Errorf("of none: %v", err)
+			}
+			for at, ids := range map[cgroup.Path][]int{ctr: {7, 8}, ctr + "/a": {9}, ctr + "/a/b": nil, ctr + "/c": {10, 11}, "/kubepods/podX/0123a": {99}} {
+				if err := errors.Join(k.Mkdir(at), k.SetThreads(at, ids...)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := f.Threads(ctr)
+			slices.Sort(got)
+			if err != nil || !slices.Equal(got, []int{7, 8, 9, 10, 11}) {
+				t.Errorf("%v, %v", got, err)
+			}
+			if err := k.SetThreads(ctr+"/a", 0, 9); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.Threads(ctr); err == nil || !strings.Contains(err.Error(), "PID namespace") {
+				t.Errorf("of another PID namespace: %v", err)
+			}
+			if _, err := f.Threads("/system.slice/sshd.service"); !errors.Is(err, cgroup.ErrRefused) {
+				t.Errorf("of a service: %v", err)
+			}
+		})
+	}
+}

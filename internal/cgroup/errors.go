@@ -86,6 +86,8 @@ func Need(version int, k policy.Knob) string {
 		return "CONFIG_BLK_DEV_THROTTLING"
 	case policy.OOMScoreAdj, policy.IOPriority:
 		return "the runtime, at creation"
+	case policy.Resctrl:
+		return "resctrl mounted on a CPU that has it (tideline resctrl --mount)"
 	}
 	return "an unknown knob"
 }

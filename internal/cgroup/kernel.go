@@ -20,6 +20,8 @@ type Dir interface {
 	ReadFile(name string) (string, error)
 	// WriteFile hands data to a file in one write. It creates nothing.
 	WriteFile(name, data string) error
+	// Children returns the names of the cgroups directly below, in no order.
+	Children() ([]string, error)
 	Close() error
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -112,6 +113,27 @@ func (d *realDir) ReadFile(name string) (string, error) {
 		text = append(text, buf[:n]...)
 	}
 	return "", fmt.Errorf("longer than %d bytes", maxFile)
+}
+
+// Children reads the directory anew through a descriptor of its own: an O_PATH one can't be read.
+func (d *realDir) Children() ([]string, error) {
+	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), "cgroup")
+	defer dir.Close()
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
 }
 
 // WriteFile uses bare descriptors: os.File would split a short write, and its Fd would clear O_NONBLOCK.

@@ -66,6 +66,73 @@ func (f *FS) Find(pod Path, id string) (Path, error) {
 	return "", fmt.Errorf("find cgroup of container %.300q below %s: %w", id, pod, ErrGone)
 }
 
+// Bounds of what a container nests in its cgroup, which it may do as it likes.
+const (
+	maxNested      = 1024
+	maxNestedDepth = 32
+)
+
+// Threads returns the thread IDs of a container, those in cgroups that it nests in its own too. An answer is out of date when
+// it is given: threads come and go. A cgroup that is gone is ErrGone.
+func (f *FS) Threads(p Path) ([]int, error) {
+	h, ok := f.mounts["cpuset"]
+	if !ok {
+		return nil, fmt.Errorf("list threads of %s: %w", p, ErrUnsupported{Feature: string(policy.CPUSetCPUs), Need: "controller cpuset in a mounted hierarchy"})
+	}
+	if err := permit(p, policy.CPUSetCPUs); err != nil {
+		return nil, fmt.Errorf("list threads of %s: %w", p, err)
+	}
+	file := "tasks"
+	if h.version == 2 {
+		file = "cgroup.threads"
+	}
+	var out []int
+	nested := []Path{p}
+	for n := 0; len(nested) > 0; n++ {
+		at := nested[len(nested)-1]
+		nested = nested[:len(nested)-1]
+		if n == maxNested {
+			return out, fmt.Errorf("list threads of %s: more than %d cgroups nested in it", p, maxNested)
+		}
+		ids, below, err := f.threads(h, at, file)
+		switch {
+		case errors.Is(err, ErrGone) && at != p:
+			continue // a nested one went meanwhile
+		case err != nil:
+			return out, fmt.Errorf("list threads of %s: %w", at, err)
+		}
+		out = append(out, ids...)
+		if strings.Count(string(at), "/")-strings.Count(string(p), "/") < maxNestedDepth {
+			for _, name := range below {
+				nested = append(nested, Path(string(at)+"/"+name))
+			}
+		}
+	}
+	return out, nil
+}
+
+// threads reads one cgroup.
+func (f *FS) threads(h hierarchy, p Path, file string) (ids []int, below []string, err error) {
+	g, err := f.openIn(h, p)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer g.Close()
+	text, err := g.ReadFile(file)
+	if err != nil {
+		return nil, nil, f.explain(g, err)
+	}
+	for line := range strings.Lines(text) {
+		id, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil || id <= 0 { // 0 is one in another PID namespace
+			return nil, nil, fmt.Errorf("%s holds %.32q: the door has to run in the host's PID namespace", file, line)
+		}
+		ids = append(ids, id)
+	}
+	below, err = g.Children()
+	return ids, below, f.explain(g, err)
+}
+
 // Named returns the cgroup of a container whose runtime tells its name, as ParsePath reads it, and not its first process.
 // The name must be the container's own. Whether there is such a cgroup is for the caller to find out.
 func (f *FS) Named(name, id string) (Path, error) {

@@ -192,5 +192,6 @@ type Row struct {
 type DisableReport struct {
 	Restored int      `json:"restored"` // values put back
 	Updated  int      `json:"updated"`  // containers whose stored spec holds the kubelet's values again
+	Groups   int      `json:"groups,omitempty"` // resctrl groups removed
 	Errors   []string `json:"errors,omitempty"`
 }

@@ -490,10 +490,15 @@ func (e *Engine) asBorn(facts policy.Pod, l Listed, birth Birth) *container {
 	c.asked, c.decision, c.changed = &birth.Asked, birth.decision(), true
 	c.unweighted = birth.Asked.CPUShares == nil || unsetsWeight(c.decision)
 	c.stored = cpusOf(c.decision)
-	// Decided again it has its reasons too, unless policy or pod have changed.
+	// Decided again each value that is still the same has its reason too.
 	d := e.policy.Load().policy.Container(e.node(), birth.parent(facts), policy.Container{Name: l.Name, State: policy.Managed, Asked: birth.Asked})
-	if d.Refusal == nil && birth.agrees(d) {
-		c.decision = d
+	if d.Refusal == nil && d.Tier == c.decision.Tier {
+		c.decision.Source, c.decision.Notes = d.Source, d.Notes
+		for i, s := range c.decision.Settings {
+			if same := find(d.Settings, s.Knob); same != nil && same.Value == s.Value {
+				c.decision.Settings[i] = *same
+			}
+		}
 	}
 	return c
 }

@@ -322,6 +322,7 @@ func (e *Engine) Started(id string) {
 			return nil
 		}
 		e.look(s, c) // the pools may have changed since its message was made
+		e.enter(s, c)
 		settings := e.afterStart(c)
 		if len(settings) == 0 {
 			return nil

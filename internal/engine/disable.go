@@ -65,7 +65,13 @@ func (e *Engine) Disable(ctx context.Context) (control.DisableReport, error) {
 	}
 	back, err := e.cfg.Cgroups.UndoAll(ctx)
 	report.Restored += len(back.Restored)
-	for _, err := range append(errs, err) {
+	errs = append(errs, err)
+	if e.cfg.Partitions != nil {
+		removed, err := e.cfg.Partitions.Clear(ctx)
+		report.Groups += removed
+		errs = append(errs, err)
+	}
+	for _, err := range errs {
 		if err != nil {
 			report.Errors = append(report.Errors, err.Error())
 		}

@@ -115,6 +115,7 @@ type Config struct {
 	Topology placement.Topology
 	// KubeletReserved is CPUs that the kubelet's configuration keeps for the host (reservedSystemCPUs).
 	KubeletReserved cpuset.CPUSet
+	Partitions      Partitions // nil: no container is put into a resctrl group
 	Policy          *policy.Policy
 	Info            control.PolicyStatus
 	Mode            control.Mode
@@ -146,6 +147,8 @@ type Engine struct {
 	classes    chan struct{} // wakes the worker that keeps the class cgroups
 	adopt      chan struct{} // wakes the worker that lists the runtime's containers
 	moves      chan struct{} // wakes the worker that has running containers follow the pools
+	regroup    chan struct{} // wakes the worker that keeps the resctrl groups
+	joins      chan struct{} // wakes it for containers that have started
 	gate       sync.RWMutex  // held for reading while files are written
 	reading    chan struct{} // has a place for who reads the runtime's containers
 	made       time.Time
@@ -189,7 +192,7 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{
 		cfg: cfg, records: records{dir: cfg.StateDir}, placements: placements{dir: cfg.PlacementDir}, ops: make(chan *op, 1024),
-		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1), moves: make(chan struct{}, 1), reading: make(chan struct{}, 1),
+		classes: make(chan struct{}, 1), adopt: make(chan struct{}, 1), moves: make(chan struct{}, 1), regroup: make(chan struct{}, 1), joins: make(chan struct{}, 1), reading: make(chan struct{}, 1),
 		made: time.Now(), adopted: make(chan struct{}), closing: make(chan struct{}), stopped: make(chan struct{}), troubles: map[trouble]control.Degraded{},
 	}
 	e.policy.Store(&loadedPolicy{cfg.Policy, cfg.Info})
@@ -204,6 +207,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	defer close(e.stopped)
 	e.outcome("records", "", e.records.open())
 	e.restore(s) // before the first call: the CPUs of pods that run are not to be given away again
+	e.setGroups(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -211,6 +215,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		workers.Go(func() { e.classWorker(ctx) })
 		workers.Go(func() { e.adoptWorker(ctx) })
 		workers.Go(func() { e.poolWorker(ctx) })
+		workers.Go(func() { e.groupWorker(ctx) })
 		<-ctx.Done()
 		e.mu.Lock()
 		close(e.closing)
@@ -418,6 +423,7 @@ func (e *Engine) SetPolicy(p *policy.Policy, info control.PolicyStatus) {
 		e.reassess(s)
 		return e.keep
 	})
+	e.wakeGroups()
 	e.Adopt()
 }
 
@@ -449,6 +455,7 @@ func (e *Engine) Bypassed() bool { return e.bypass.Load() }
 // SetBypass turns bypass on or off. What happened meanwhile is read from the runtime when it ends.
 func (e *Engine) SetBypass(on bool) {
 	if e.bypass.Swap(on) && !on {
+		e.wakeGroups()
 		e.Adopt()
 	}
 }

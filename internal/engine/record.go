@@ -251,19 +251,6 @@ func (b Birth) parent(pod policy.Pod) policy.Pod {
 	return pod
 }
 
-// agrees says whether a decision is about the values that were set.
-func (b Birth) agrees(d policy.Decision) bool {
-	if string(d.Tier) != b.Tier || len(d.Settings) != len(b.Set) {
-		return false
-	}
-	for _, s := range d.Settings {
-		if v, ok := b.Set[string(s.Knob)]; !ok || v != s.Value {
-			return false
-		}
-	}
-	return true
-}
-
 // decision gives what a birth record tells of a decision: values without reasons.
 func (b Birth) decision() policy.Decision {
 	d := policy.Decision{Tier: v1alpha1.Tier(b.Tier)}

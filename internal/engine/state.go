@@ -34,12 +34,13 @@ type state struct {
 	ids        map[string]Key                // container ID -> key
 	ended      map[string]bool               // IDs of sandboxes whose processes were stopped
 	cpus       cpus
+	joining    map[Key]bool // containers whose resctrl group is to be looked at
 }
 
 func newState() *state {
 	return &state{
 		pods: map[string]*pod{}, sandboxes: map[string]string{}, containers: map[string]map[Key]*container{}, ids: map[string]Key{},
-		ended: map[string]bool{}, cpus: cpus{placed: map[string]placement.Assignment{}, moving: map[Key]bool{}},
+		ended: map[string]bool{}, cpus: cpus{placed: map[string]placement.Assignment{}, moving: map[Key]bool{}}, joining: map[Key]bool{},
 	}
 }
 

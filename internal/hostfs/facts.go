@@ -150,8 +150,23 @@ func readFacts(src source) Facts {
 	var disks []disk
 	f.Node.Devices, disks = r.devices()
 	f.Node.CgroupVersion, f.CgroupDriver, f.Node.Features = r.cgroupFacts(mounts, f.Kernel, disks)
+	f.Node.Features[policy.Resctrl] = r.resctrl(f.Resctrl)
 	f.Problems = r.problems
 	return f
+}
+
+// resctrl says whether there is resctrl. The kernel names the file system where the CPU has what it needs.
+func (r *reader) resctrl(mounted bool) policy.Feature {
+	names, known := r.optional("proc/filesystems")
+	switch {
+	case mounted:
+		return policy.Feature{Support: policy.Supported}
+	case !known:
+		return policy.Feature{}
+	case slices.Contains(strings.Fields(names), "resctrl"):
+		return policy.Feature{Support: policy.Unsupported, Need: "resctrl to be mounted: tideline resctrl --mount"}
+	}
+	return policy.Feature{Support: policy.Unsupported, Need: "a CPU with cache or memory bandwidth allocation, and a kernel with resctrl"}
 }
 
 // memTotal reads "MemTotal:       24576 kB" and, of a node, "Node 0 MemTotal:       24576 kB".

@@ -127,8 +127,9 @@ func machine(t *testing.T, layout cgrouptest.Layout) string {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"proc/self/mountinfo":       string(mountinfo) + "99 1 0:99 /docker/" + secret + " /x rw - cgroup cgroup rw,pids\n98 1 0:98 / /" + secret + " rw - nfs " + secret + ":/ rw\n",
+		"proc/self/mountinfo":       string(mountinfo) + "99 1 0:99 /docker/" + secret + " /x rw - cgroup cgroup rw,pids\n97 1 0:97 / /sys/fs/resctrl rw - resctrl resctrl rw\n98 1 0:98 / /" + secret + " rw - nfs " + secret + ":/ rw\n",
 		"proc/cmdline":              "root=" + secret,
+		"proc/filesystems":          "nodev\tresctrl\nnodev\t" + secret + "\n",
 		"proc/version":              "Linux version 6.1.0 (" + secret + "@" + secret + ")",
 		"proc/sys/kernel/osrelease": "6.1.0-57-amd64\n",
 		"proc/sys/kernel/hostname":  secret,

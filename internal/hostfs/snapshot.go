@@ -114,6 +114,8 @@ func redact(name, text string) string {
 	switch base := path.Base(name); {
 	case base == "meminfo":
 		return lines(text, func(line string) bool { return strings.Contains(line, "MemTotal:") })
+	case name == "proc/filesystems":
+		return lines(text, func(line string) bool { return slices.Contains(strings.Fields(line), "resctrl") })
 	case name == "proc/self/mountinfo":
 		return lines(text, func(line string) bool {
 			// In a container the root is a path with its ID.

@@ -16,6 +16,7 @@ type wishes struct {
 	memory    v1alpha1.MemoryQoS
 	io        v1alpha1.IOQoS
 	placement v1alpha1.CPUPlacement
+	class     v1alpha1.Tier // whose resctrl group it wants; None: that of its own tier
 	bad       []badAnnotation
 }
 
@@ -81,6 +82,16 @@ func (p *Policy) readWishes(pod Pod, tier v1alpha1.Tier) wishes {
 			w.refuse(v1alpha1.AnnotationCPUPlacement, true, excess)
 		} else {
 			w.placement = c
+		}
+	}
+	if s, ok := pod.Annotations[v1alpha1.AnnotationResctrlClass]; ok {
+		c, err := v1alpha1.ParseResctrlClass(s)
+		if err != nil {
+			w.refuse(v1alpha1.AnnotationResctrlClass, true, problems(err))
+		} else if excess := p.classExcess(c.Tier, tier); excess != "" {
+			w.refuse(v1alpha1.AnnotationResctrlClass, true, excess)
+		} else {
+			w.class = c.Tier
 		}
 	}
 	return w

@@ -23,7 +23,7 @@ type Policy struct {
 // tierPolicy is a TierPolicy with the paths by which its settings are explained.
 type tierPolicy struct {
 	v1alpha1.TierPolicy
-	pathIdle, pathBurst, pathLow, pathHigh, pathOOM, pathIOPriority, pathIOWeight, pathIOMax string
+	pathIdle, pathBurst, pathLow, pathHigh, pathOOM, pathIOPriority, pathResctrl, pathIOWeight, pathIOMax string
 }
 
 type rule struct {
@@ -76,6 +76,7 @@ func Compile(spec v1alpha1.QoSPolicySpec) (*Policy, error) {
 			pathHigh:       at + ".memory.high",
 			pathOOM:        at + ".oomScoreAdj",
 			pathIOPriority: at + ".io.priority",
+			pathResctrl:    at + ".resctrl",
 			pathIOWeight:   at + ".io.weight",
 			pathIOMax:      at + ".io.max",
 		}
@@ -139,6 +140,7 @@ func clone(t v1alpha1.TierPolicy) v1alpha1.TierPolicy {
 	t.Memory.High = clonePointer(t.Memory.High)
 	t.OOMScoreAdj = clonePointer(t.OOMScoreAdj)
 	t.IO.Weight = clonePointer(t.IO.Weight)
+	t.Resctrl = v1alpha1.ResctrlPolicy{L3: clonePointer(t.Resctrl.L3), L2: clonePointer(t.Resctrl.L2), MB: clonePointer(t.Resctrl.MB)}
 	t.IO.Max = append([]v1alpha1.DeviceMax(nil), t.IO.Max...)
 	return t
 }

@@ -43,6 +43,7 @@ func (p *Policy) Container(n Node, pod Pod, c Container) Decision {
 	d.memoryMax(&c)
 	d.oomScoreAdj(&c)
 	d.ioPriority(&c)
+	d.resctrl(p)
 	d.ioMax(&c)
 	return d.Decision
 }

@@ -18,18 +18,19 @@ const (
 	MemoryMax   Knob = "memory.max"    // bytes or "max"
 	OOMScoreAdj Knob = "oom_score_adj" // -1000 to 1000
 	IOPriority  Knob = "ioprio"        // "best-effort:7" or "idle", in the words of ionice
+	Resctrl     Knob = "resctrl"       // name of the resctrl group that its threads are in
 	IOWeight    Knob = "io.weight"     // "1" to "1000", the default weight
 	IOMax       Knob = "io.max"        // lines "MAJ:MIN rbps=N wbps=N riops=N wiops=N", only the limits that are set, in this order, sorted by device
 )
 
 // Knobs returns all knobs in order.
 func Knobs() []Knob {
-	return []Knob{CPUSetCPUs, CPUSetMems, CPUWeight, CPUMax, CPUMaxBurst, CPUIdle, MemoryLow, MemoryHigh, MemoryMax, OOMScoreAdj, IOPriority, IOWeight, IOMax}
+	return []Knob{CPUSetCPUs, CPUSetMems, CPUWeight, CPUMax, CPUMaxBurst, CPUIdle, MemoryLow, MemoryHigh, MemoryMax, OOMScoreAdj, IOPriority, Resctrl, IOWeight, IOMax}
 }
 
-// OfProcess says whether k belongs to the processes of a container and not to its cgroup: no file holds it, and it is
-// set when the container is created, never after.
-func (k Knob) OfProcess() bool { return k == OOMScoreAdj || k == IOPriority }
+// OfProcess says whether k belongs to the processes of a container and not to its cgroup: no file of the cgroup holds it, and
+// no update changes it.
+func (k Knob) OfProcess() bool { return k == OOMScoreAdj || k == IOPriority || k == Resctrl }
 
 // Unset is the value of CPUWeight that leaves the kernel's default in place.
 const Unset = "unset"

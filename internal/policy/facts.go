@@ -18,10 +18,11 @@ import (
 type Node struct {
 	CgroupVersion int // 1 (hybrid included) or 2
 	Online        cpuset.CPUSet
-	Pools         *Pools           // nil: no pod owns CPUs, so all that is online and not reserved is shared
-	Features      map[Knob]Feature // a knob that is missing here is Unknown
-	Devices       []Device         // whole block devices
-	PageSize      int64            // bytes; 0 is units.DefaultPageSize
+	Pools         *Pools                  // nil: no pod owns CPUs, so all that is online and not reserved is shared
+	Features      map[Knob]Feature        // a knob that is missing here is Unknown
+	Groups        map[v1alpha1.Tier]Group // the resctrl groups of the tiers that Policy.Partitions names; nil: none is set up
+	Devices       []Device                // whole block devices
+	PageSize      int64                   // bytes; 0 is units.DefaultPageSize
 }
 
 // Pools is the CPUs of containers that own none, at the moment of a decision; see placement.Pools, which none of them leaves
@@ -30,6 +31,12 @@ type Pools struct {
 	LS, BE, System, Online units.CPUMask
 	// Placed says that a pod owns CPUs: from then on containers without a tier follow LS, and those of SYSTEM follow System.
 	Placed bool
+}
+
+// Group is the resctrl group of a tier.
+type Group struct {
+	Name string // "" where the tier has none, and Why says why
+	Why  string
 }
 
 // Support is the outcome of a probe.

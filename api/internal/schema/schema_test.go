@@ -24,6 +24,7 @@ var documents = map[string]reflect.Type{
 	"memory-qos":      reflect.TypeFor[v1alpha1.MemoryQoS](),
 	"io-qos":          reflect.TypeFor[v1alpha1.IOQoS](),
 	"cpu-placement":   reflect.TypeFor[v1alpha1.CPUPlacement](),
+	"resctrl-class":   reflect.TypeFor[v1alpha1.ResctrlClass](),
 }
 
 func TestSchemasAreThoseOfTheTypes(t *testing.T) {

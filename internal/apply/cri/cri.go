@@ -21,7 +21,8 @@ import (
 // creation, "keep what is stored" in an update) is what an unset weight needs in both (docs/ownership.md).
 //
 // On cgroup version 2 the files that LinuxContainerResources has no field for go into its unified map; on version 1
-// runtimes refuse that map, so those settings are returned. An I/O priority has neither field nor file: it is left out.
+// runtimes refuse that map, so those settings are returned. An I/O priority and a resctrl group have neither field nor file:
+// they are left out.
 //
 // An error names a setting whose value is not of its knob's format, which is a fault of the caller; res may then hold a part.
 func Apply(settings []policy.Setting, cgroupVersion int, res *runtimeapi.LinuxContainerResources) (rest []policy.Setting, err error) {
@@ -58,7 +59,7 @@ func Apply(settings []policy.Setting, cgroupVersion int, res *runtimeapi.LinuxCo
 			if res.OomScoreAdj, err = strconv.ParseInt(s.Value, 10, 64); err != nil {
 				return nil, bad(s, err)
 			}
-		case policy.IOPriority: // of a container that was made through the NRI door
+		case policy.IOPriority, policy.Resctrl: // one is of a container that was made through the NRI door, into the other its threads are moved
 		default:
 			if !Carries(cgroupVersion, s.Knob) {
 				rest = append(rest, s)
@@ -79,7 +80,7 @@ func Carries(cgroupVersion int, k policy.Knob) bool {
 	switch k {
 	case policy.CPUSetCPUs, policy.CPUSetMems, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj:
 		return true
-	case policy.IOPriority:
+	case policy.IOPriority, policy.Resctrl:
 		return false
 	default:
 		return cgroupVersion == 2

@@ -61,6 +61,10 @@ func Adjust(settings []policy.Setting, cgroupVersion int, c *api.Container) (adj
 			if has := c.GetLinux().GetIoPriority(); has.GetClass() != prio.class || has.GetPriority() != prio.level {
 				adj.SetLinuxIOPriority(&api.LinuxIOPriority{Class: prio.class, Priority: prio.level})
 			}
+		case policy.Resctrl:
+			if c.GetLinux().GetRdt().GetClosId().GetValue() == "" { // one that was asked by annotation stays
+				adj.SetLinuxRDTClosID(s.Value)
+			}
 		}
 	}
 	if adj.Linux == nil {
@@ -170,7 +174,7 @@ func set(settings []policy.Setting, cgroupVersion int, has *api.LinuxResources, 
 			if has.GetMemory().GetLimit().GetValue() != bytes {
 				to.SetLinuxMemoryLimit(bytes)
 			}
-		case policy.OOMScoreAdj, policy.IOPriority: // no resources to NRI
+		case policy.OOMScoreAdj, policy.IOPriority, policy.Resctrl: // no resources to NRI
 		default:
 			if !Carries(cgroupVersion, s.Knob) {
 				rest = append(rest, s)
@@ -200,7 +204,7 @@ func weightless(s policy.Setting, has *api.LinuxResources) error {
 // runtimes take on cgroup version 2 alone. No update carries what belongs to processes.
 func Carries(cgroupVersion int, k policy.Knob) bool {
 	switch k {
-	case policy.CPUSetCPUs, policy.CPUSetMems, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj, policy.IOPriority:
+	case policy.CPUSetCPUs, policy.CPUSetMems, policy.CPUWeight, policy.CPUMax, policy.MemoryMax, policy.OOMScoreAdj, policy.IOPriority, policy.Resctrl:
 		return true
 	default:
 		return cgroupVersion == 2

@@ -365,7 +365,7 @@ func TestCarriesAsCRI(t *testing.T) {
 	t.Parallel()
 	for _, k := range policy.Knobs() {
 		for _, version := range []int{1, 2} {
-			want := cri.Carries(version, k) || k == policy.IOPriority // which CRI has no field for
+			want := cri.Carries(version, k) || k == policy.IOPriority || k == policy.Resctrl // which CRI has no field for
 			if got := nri.Carries(version, k); got != want {
 				t.Errorf("Carries(%d, %s) = %v, want %v", version, k, got, want)
 			}

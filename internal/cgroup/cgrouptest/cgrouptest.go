@@ -147,6 +147,25 @@ func (k *Kernel) AddProcess(pid int, p cgroup.Path) error {
 	return k.SetProc(strconv.Itoa(pid)+"/cgroup", text.String())
 }
 
+// SetThreads makes these the threads of a cgroup.
+func (k *Kernel) SetThreads(p cgroup.Path, ids ...int) error {
+	var text strings.Builder
+	for _, id := range ids {
+		fmt.Fprintln(&text, id)
+	}
+	file := "cgroup.threads"
+	if k.layout != V2 {
+		file = "tasks"
+	}
+	h, err := k.holding(file)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return os.WriteFile(k.file(h, string(p), file), []byte(text.String()), 0o644)
+}
+
 // Mkdir makes a cgroup and its missing ancestors in every hierarchy, with the kernel's defaults.
 func (k *Kernel) Mkdir(p cgroup.Path) error { return k.mkdir(p, false) }
 
@@ -336,6 +355,22 @@ func (d *dir) ReadFile(name string) (string, error) {
 		return "", unix.ENOENT
 	}
 	return string(text), err
+}
+
+func (d *dir) Children() ([]string, error) {
+	d.k.mu.Lock()
+	defer d.k.mu.Unlock()
+	if !d.live() {
+		return nil, unix.ENOENT
+	}
+	at := d.h.point + strings.TrimSuffix(d.path, "/") + "/"
+	var names []string
+	for p := range d.k.ids {
+		if name, ok := strings.CutPrefix(p, at); ok && name != "" && !strings.Contains(name, "/") {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 func (d *dir) WriteFile(name, data string) error {

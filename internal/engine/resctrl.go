@@ -1,0 +1,234 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tideline-io/tideline/api/v1alpha1"
+	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/policy"
+)
+
+// Partitions sets up the resctrl groups of tiers and has threads run in them. Its methods do I/O, and may be called by
+// several goroutines.
+type Partitions interface {
+	// Keep makes the groups that the partitions need, puts right what others have changed in them, and removes groups of
+	// ours that nothing needs; with write false it changes nothing. It gives the group of each tier; nil and what it would
+	// take where this node has no resctrl. With an error the groups that it gives can be used all the same.
+	Keep(ctx context.Context, parts []policy.Partition, write bool) (map[v1alpha1.Tier]policy.Group, policy.Feature, error)
+	// Join has the threads of each member in its group, and gives what failed by the member's ID. Threads that are in a
+	// group of others stay there.
+	Join(ctx context.Context, members []Member) map[string]error
+	// Clear removes every group of ours. The kernel puts their threads into the root group.
+	Clear(ctx context.Context) (removed int, err error)
+}
+
+// Member is a container whose threads belong into a resctrl group.
+type Member struct {
+	ID      string
+	Group   string // "" for the root group
+	Threads func() ([]int, error)
+}
+
+// groupsEvery is how often groups and their threads are put right. Threads are made in the group of their parent, so only what
+// others do, and what is started while its group is not there, is to be put right.
+const groupsEvery = 5 * time.Second
+
+// groupWorker keeps the resctrl groups and what runs in them.
+func (e *Engine) groupWorker(ctx context.Context) {
+	if e.cfg.Partitions == nil {
+		return
+	}
+	tick := time.NewTicker(groupsEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-e.regroup:
+			e.keepGroups(ctx)
+		case <-tick.C:
+			e.keepGroups(ctx)
+		case <-e.joins:
+		case <-ctx.Done():
+			return
+		}
+		e.outcome("resctrl threads", "", e.tryJoin(ctx))
+	}
+}
+
+func (e *Engine) wakeGroups() {
+	select {
+	case e.regroup <- struct{}{}:
+	default:
+	}
+}
+
+// setGroups has the groups made before the first decision, where there is resctrl: the birth records of containers are
+// compared with what is decided.
+func (e *Engine) setGroups(ctx context.Context) {
+	if e.cfg.Partitions == nil {
+		return
+	}
+	groups, feature := e.partition(ctx)
+	e.facts.Store(grouped(e.node(), groups, feature))
+}
+
+// keepGroups has the groups put right, and all containers looked at.
+func (e *Engine) keepGroups(ctx context.Context) {
+	groups, feature := e.partition(ctx)
+	_ = e.query(ctx, func(s *state) { // or the engine ends
+		if n := e.node(); !maps.Equal(n.Groups, groups) || (n.Groups == nil) != (groups == nil) || n.Features[policy.Resctrl] != feature {
+			e.facts.Store(grouped(n, groups, feature))
+		}
+		for c := range s.all() {
+			s.joining[c.key] = true
+		}
+	})
+}
+
+// partition has the groups of the policy kept, and keeps a fault from ending the worker.
+func (e *Engine) partition(ctx context.Context) (groups map[v1alpha1.Tier]policy.Group, feature policy.Feature) {
+	defer func() {
+		if r := recover(); r != nil {
+			groups, feature = nil, e.node().Features[policy.Resctrl]
+			e.outcome("resctrl groups", "", fmt.Errorf("keep resctrl groups: panic: %v", r))
+			e.cfg.Log.Error("resctrl panicked", "panic", r)
+		}
+	}()
+	var err error
+	parts := e.policy.Load().policy.Partitions()
+	written := false
+	e.whileEnforcing(func() {
+		groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, true)
+		written = true
+	})
+	if !written {
+		groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, false)
+	}
+	e.outcome("resctrl groups", "", err)
+	return groups, feature
+}
+
+func grouped(n policy.Node, groups map[v1alpha1.Tier]policy.Group, feature policy.Feature) *policy.Node {
+	n.Groups = groups
+	n.Features = maps.Clone(n.Features)
+	if n.Features == nil {
+		n.Features = map[policy.Knob]policy.Feature{}
+	}
+	n.Features[policy.Resctrl] = feature
+	return &n
+}
+
+// enter has a container's threads moved to where they belong.
+func (e *Engine) enter(s *state, c *container) {
+	if e.cfg.Partitions == nil {
+		return
+	}
+	s.joining[c.key] = true
+	select {
+	case e.joins <- struct{}{}:
+	default:
+	}
+}
+
+// join is one container whose group is to be looked at.
+type join struct {
+	key    Key
+	id     string
+	at     cgroup.Path // "" where it is to be found
+	pod    cgroup.Path // "" where it is not known
+	wanted *policy.Setting
+	had    bool // it is to be in a group of ours as far as was decided before
+}
+
+// tryJoin has the threads of the containers that are to be looked at in their groups.
+func (e *Engine) tryJoin(ctx context.Context) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("move threads to their resctrl groups: panic: %v", r)
+			e.cfg.Log.Error("resctrl panicked", "panic", r)
+		}
+	}()
+	var joins []join
+	if e.query(ctx, func(s *state) {
+		loaded, node := e.policy.Load().policy, e.node()
+		for k := range s.joining {
+			c := s.get(k)
+			if c == nil || c.id == "" || c.decision.Tier == v1alpha1.None {
+				continue
+			}
+			p := s.podOf(c)
+			j := join{key: k, id: c.id, at: c.path, pod: p.path, wanted: loaded.Group(node, p.facts), had: find(c.decision.Settings, policy.Resctrl) != nil}
+			if j.wanted != nil || j.had {
+				joins = append(joins, j)
+			}
+		}
+		clear(s.joining)
+	}) != nil || len(joins) == 0 {
+		return nil // or the engine ends
+	}
+	slices.SortFunc(joins, func(a, b join) int { return cmp.Compare(a.key.String(), b.key.String()) })
+	members := make([]Member, len(joins))
+	for i := range joins {
+		j := &joins[i]
+		members[i] = Member{ID: j.id, Threads: func() ([]int, error) { return e.threads(ctx, j) }}
+		if j.wanted != nil {
+			members[i].Group = j.wanted.Value
+		}
+	}
+	var failed map[string]error
+	done := false
+	e.whileEnforcing(func() {
+		failed = e.cfg.Partitions.Join(ctx, members)
+		done = true
+	})
+	if !done {
+		return nil
+	}
+	_ = e.query(ctx, func(s *state) { // or the engine ends
+		for _, j := range joins {
+			c, err := s.get(j.key), failed[j.id]
+			if c == nil || c.id != j.id {
+				e.outcome("resctrl threads", j.id, nil)
+				continue
+			}
+			if over(err) { // it has no threads yet, or none any more
+				e.outcome("resctrl threads", j.id, nil)
+				continue
+			}
+			if err != nil {
+				e.outcome("resctrl threads", j.id, fmt.Errorf("container %s: %w", clip(c.key.String()), err))
+				continue
+			}
+			e.outcome("resctrl threads", j.id, nil)
+			next := *c
+			next.path = j.at
+			next.decision.Settings = withSetting(c.decision.Settings, policy.Resctrl, j.wanted)
+			s.put(&next)
+			e.show(&next)
+		}
+	})
+	return nil
+}
+
+// threads lists those of a container, which is found first where its cgroup is not known.
+func (e *Engine) threads(ctx context.Context, j *join) (ids []int, err error) {
+	switch {
+	case j.at != "":
+	case j.pod != "":
+		j.at, err = e.cfg.Cgroups.Find(j.pod, j.id)
+	default:
+		j.at, err = e.locate(ctx, j.id)
+	}
+	if err == nil {
+		ids, err = e.cfg.Cgroups.Threads(j.at)
+	}
+	if errors.Is(err, cgroup.ErrGone) {
+		j.at = ""
+	}
+	return ids, err
+}
