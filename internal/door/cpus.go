@@ -28,6 +28,7 @@ func (d *Door) onlineCPUs() string {
 func (d *Door) watchCPUs(ctx context.Context, e *engine.Engine) error {
 	t := time.NewTicker(cpuPoll)
 	defer t.Stop()
+	told := "" // the list that could not be taken, so that it is told once
 	for {
 		select {
 		case <-t.C:
@@ -40,7 +41,10 @@ func (d *Door) watchCPUs(ctx context.Context, e *engine.Engine) error {
 		}
 		facts, err := hostfs.Open(d.cfg.Root).ReadFacts()
 		if err != nil || facts.Node.Online.IsEmpty() {
-			d.log.Warn("read the CPUs of this machine", "err", err)
+			if now != told {
+				told = now
+				d.log.Warn("read the CPUs of this machine", "online", now, "err", err)
+			}
 			continue // and is tried again
 		}
 		d.online = now

@@ -78,7 +78,13 @@ func (e *Engine) place(s *state, p *pod) (changed bool) {
 // asked says whether CPU was asked for.
 func asked(r policy.Resources) bool { return r.CPUShares != nil || r.CPUQuota != nil }
 
-func (p *pod) name() string { return clip(p.facts.Namespace) + "/" + clip(p.facts.Name) }
+// name is for people; the UID is all that is known of a pod whose first message is about one of its containers.
+func (p *pod) name() string {
+	if p.facts.Name == "" {
+		return clip(p.facts.UID)
+	}
+	return clip(p.facts.Namespace) + "/" + clip(p.facts.Name)
+}
 
 // give notes a pod's own CPUs in its facts.
 func (c *cpus) give(p *pod, a placement.Assignment) {
