@@ -36,8 +36,9 @@ func TestSynchronize(t *testing.T) {
 		t.Fatal(err)
 	}
 	adopted := map[policy.Knob]string{policy.CPUSetCPUs: "1", policy.CPUWeight: weight(2), policy.CPUIdle: "0", policy.CPUMax: "50000 100000"}
-	eventually(t, "the batch pod has its quota, the service its burst", func() bool {
-		return node.Kernel(cgroupOf(batch, 0), policy.CPUMax) == "50000 100000" && node.Kernel(cgroupOf(service, 0), policy.CPUMaxBurst) == "100000"
+	eventually(t, "the batch pod has its quota, the service its burst, and both run on the pool", func() bool {
+		return node.Kernel(cgroupOf(batch, 0), policy.CPUMax) == "50000 100000" && node.Kernel(cgroupOf(service, 0), policy.CPUMaxBurst) == "100000" &&
+			node.Kernel(cgroupOf(batch, 0), policy.CPUSetCPUs) == rest(t) && node.Kernel(cgroupOf(service, 0), policy.CPUSetCPUs) == rest(t)
 	})
 	want(t, "synchronized", cgroupOf(batch, 0), adopted)
 	want(t, "synchronized", cgroupOf(service, 0), ls)
