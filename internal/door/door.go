@@ -28,6 +28,7 @@ import (
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/hostfs"
+	"github.com/tideline-io/tideline/internal/partition"
 	"github.com/tideline-io/tideline/internal/policy"
 	"github.com/tideline-io/tideline/internal/preflight"
 )
@@ -78,8 +79,9 @@ type Door struct {
 
 // core is what decides.
 type core struct {
-	engine *engine.Engine
-	link   Link
+	engine     *engine.Engine
+	link       Link
+	partitions *partition.Keeper
 }
 
 // Open takes the lock of the run directory and opens the control socket. It is called before anything else runs, since the
@@ -198,12 +200,13 @@ func (d *Door) build() (c *core, why string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
+	partitions := partition.New(d.cfg.Root)
 	e := engine.New(engine.Config{
 		Cgroups: fs, Runtime: link, StateDir: filepath.Join(d.cfg.RunDir, "records"), PlacementDir: filepath.Join(d.cfg.RunDir, "placements"), Node: facts.Node, Topology: facts.Topology(), KubeletReserved: d.kubeletReserved(),
 		Policy: compiled, Info: info, Mode: mode, Bypass: d.bypassed(), DecisionBudget: d.cfg.DecisionBudget,
-		Carries: link.Carries, Recheck: d.cfg.Recheck, Clock: time.Now, Log: d.log,
+		Partitions: partitions, Carries: link.Carries, Recheck: d.cfg.Recheck, Clock: time.Now, Log: d.log,
 	})
-	return &core{engine: e, link: link}, why, nil
+	return &core{engine: e, link: link, partitions: partitions}, why, nil
 }
 
 // Notify tells systemd a state of the process (daemon.SdNotifyReady, say).

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,6 +16,7 @@ import (
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/policy"
+	"github.com/tideline-io/tideline/resctrl"
 )
 
 func (d *Door) metrics() http.Handler {
@@ -21,7 +24,7 @@ func (d *Door) metrics() http.Handler {
 	reg.MustRegister(d.cfg.Collectors...)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if d.cfg.Connect != nil {
-		reg.MustRegister(engineCollector{d})
+		reg.MustRegister(engineCollector{d}, resctrlCollector{d})
 	}
 	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorHandling: promhttp.ContinueOnError})
 }
@@ -98,6 +101,78 @@ func (c engineCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, what := range slices.Sorted(maps.Keys(degraded)) {
 		gauge(descDegraded, 1, what)
+	}
+}
+
+// resctrlCollector reads the resctrl groups when it is asked.
+type resctrlCollector struct{ d *Door }
+
+// Descriptions of what resctrlCollector tells; docs/metrics.md has the same list.
+var (
+	descCLOSIDs   = prometheus.NewDesc("tideline_resctrl_closids", "Control groups that resctrl can have, the root group among them.", nil, nil)
+	descGroups    = prometheus.NewDesc("tideline_resctrl_groups", "Control groups by owner: root, tideline, other.", []string{"owner"}, nil)
+	descTasks     = prometheus.NewDesc("tideline_resctrl_group_tasks", "Threads in a control group; / is the root group.", []string{"group"}, nil)
+	descOccupancy = prometheus.NewDesc("tideline_resctrl_llc_occupancy_bytes", "Cache that a control group has in a domain at the moment.", []string{"group", "domain"}, nil)
+	descBandwidth = prometheus.NewDesc("tideline_resctrl_memory_bytes_total", "Memory traffic of a control group through a domain, all of it (total) or to its own node (local).", []string{"group", "domain", "kind"}, nil)
+)
+
+func (c resctrlCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descCLOSIDs, descGroups, descTasks, descOccupancy, descBandwidth} {
+		ch <- d
+	}
+}
+
+// Collect tells nothing where there is no resctrl, and leaves out what the kernel has no value of at the moment.
+func (c resctrlCollector) Collect(ch chan<- prometheus.Metric) {
+	core := c.d.core.Load()
+	if core == nil {
+		return
+	}
+	u, err := core.partitions.Usage()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(descCLOSIDs, err)
+		return
+	}
+	if u.CLOSIDs == 0 && len(u.Groups) == 0 {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(descCLOSIDs, float64(u.CLOSIDs))
+	owners := map[string]int{"root": 0, "tideline": 0, "other": 0}
+	for _, g := range u.Groups {
+		name, owner := strings.ToValidUTF8(g.Name, "?"), "other"
+		switch {
+		case name == "":
+			name, owner = "/", "root"
+		case g.Ours:
+			owner = "tideline"
+		}
+		owners[owner]++
+		gauge(descTasks, float64(g.Tasks), name)
+		for _, d := range g.Counters {
+			if d.Sub || d.Resource != "L3" {
+				continue
+			}
+			domain := strconv.Itoa(d.ID)
+			for _, event := range d.Events {
+				if event.State != resctrl.Counted {
+					continue
+				}
+				switch event.Event {
+				case "llc_occupancy":
+					gauge(descOccupancy, float64(event.Value), name, domain)
+				case "mbm_total_bytes":
+					ch <- prometheus.MustNewConstMetric(descBandwidth, prometheus.CounterValue, float64(event.Value), name, domain, "total")
+				case "mbm_local_bytes":
+					ch <- prometheus.MustNewConstMetric(descBandwidth, prometheus.CounterValue, float64(event.Value), name, domain, "local")
+				}
+			}
+		}
+	}
+	for _, owner := range slices.Sorted(maps.Keys(owners)) {
+		gauge(descGroups, float64(owners[owner]), owner)
 	}
 }
 

@@ -83,6 +83,7 @@ func (e *Engine) keepGroups(ctx context.Context) {
 	_ = e.query(ctx, func(s *state) { // or the engine ends
 		if n := e.node(); !maps.Equal(n.Groups, groups) || (n.Groups == nil) != (groups == nil) || n.Features[policy.Resctrl] != feature {
 			e.facts.Store(grouped(n, groups, feature))
+			e.cfg.Log.Info("resctrl groups", "groups", groups, "needs", feature.Need)
 		}
 		for c := range s.all() {
 			s.joining[c.key] = true

@@ -1,0 +1,2 @@
+// Package resctrl speaks to the resctrl file system of Linux.
+package resctrl
