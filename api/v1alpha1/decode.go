@@ -28,6 +28,15 @@ func decode(t tree, i int, into any, problems *Problems) {
 			*p = BurstOff
 			return
 		}
+	case *LoopMode:
+		// YAML 1.1 reads bare on and off as true and false.
+		if n.kind == isBool {
+			*p = LoopOff
+			if n.text == "true" {
+				*p = LoopOn
+			}
+			return
+		}
 	case *ResourceNames:
 		decodeResources(t, i, p, problems)
 		return

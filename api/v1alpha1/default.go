@@ -14,6 +14,7 @@ func Default() QoSPolicy {
 			},
 			MinSharedCPUs: new(int64(1)),
 			Untiered:      UntieredPool,
+			Loops:         Loops{Reconcile: LoopOn},
 			Tiers: map[Tier]TierPolicy{
 				LSE: {
 					CPU:     CPUPolicy{Idle: new(false), Burst: BurstOff, Placement: PlacementCores, NUMA: NUMAPreferSingle, SMT: SMTIdle, MemoryMigration: new(false)},

@@ -35,6 +35,12 @@ func Bursts() []Burst { return []Burst{BurstLimit, BurstOff} }
 // Valid says whether b is one of Bursts.
 func (b Burst) Valid() bool { return b == BurstLimit || b == BurstOff }
 
+// LoopModes returns the values of LoopMode.
+func LoopModes() []LoopMode { return []LoopMode{LoopOn, LoopOff, LoopDryRun} }
+
+// Valid says whether m is one of LoopModes.
+func (m LoopMode) Valid() bool { return m == LoopOn || m == LoopOff || m == LoopDryRun }
+
 // Untiereds returns the values of Untiered.
 func Untiereds() []Untiered { return []Untiered{UntieredPool, UntieredLeave} }
 

@@ -95,6 +95,17 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+func TestParseLoops(t *testing.T) {
+	for in, want := range map[string]v1alpha1.LoopMode{`{}`: "on", `{reconcile: on}`: "on", `{reconcile: "on"}`: "on", `{reconcile: off}`: "off", `{reconcile: dry-run}`: "dry-run"} {
+		if p, err := v1alpha1.ParsePolicy([]byte(spec("loops: " + in))); err != nil || p.Spec.Loops.Reconcile != want {
+			t.Errorf("%s: %q, %v; want %q", in, p.Spec.Loops.Reconcile, err, want)
+		}
+	}
+	if _, err := v1alpha1.ParsePolicy([]byte(spec("loops: {reconcile: sometimes}"))); err == nil || err.Error() != `spec.loops.reconcile: "sometimes"; allowed: on, off, dry-run` {
+		t.Error(err)
+	}
+}
+
 func TestParsePolicyMerges(t *testing.T) {
 	got, err := v1alpha1.ParsePolicy([]byte(spec(`
 aliases: {volcano: false}
@@ -143,8 +154,8 @@ func TestParsePolicyProblems(t *testing.T) {
 		{"no version", "kind: QoSPolicy\n", `apiVersion: ""; allowed: tideline.io/v1alpha1`},
 		{"other kind", "apiVersion: tideline.io/v1\nkind: Policy\n", "apiVersion: \"tideline.io/v1\"; allowed: tideline.io/v1alpha1\nkind: \"Policy\"; allowed: QoSPolicy"},
 		{"keys of later versions", spec("loops: {suppress: on}\nnodes: []\ntiers:\n  BE: {resctrl: {l4: 30%}}"),
-			"spec.loops: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers\n" +
-				"spec.nodes: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers\n" +
+			"spec.loops.suppress: unknown key; allowed: reconcile\n" +
+				"spec.nodes: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, loops, tiers\n" +
 				"spec.tiers.BE.resctrl.l4: unknown key; allowed: l3, l2, mb"},
 		{"placement", spec("minSharedCPUs: 0\nuntiered: keep\ntiers:\n  LSE: {cpu: {placement: cpus, numa: one, smt: \"off\"}}\n  LSR: {cpu: {placement: core, smt: use}}\n  LS: {cpu: {placement: cpus, numa: spread, smt: idle, memoryMigration: true}}"),
 			"spec.minSharedCPUs: 0; allowed: 1 to 8192\n" +
@@ -158,9 +169,9 @@ func TestParsePolicyProblems(t *testing.T) {
 				"spec.tiers.LS.cpu.numa: \"spread\"; allowed: no value; only LSE and LSR are placed on CPUs of their own\n" +
 				"spec.tiers.LS.cpu.smt: \"idle\"; allowed: no value; only LSE owns whole cores\n" +
 				"spec.tiers.LS.cpu.memoryMigration: true; allowed: false; only LSE and LSR are placed on CPUs of their own"},
-		{"case counts", spec("Rules: []"), `spec.Rules: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers`},
+		{"case counts", spec("Rules: []"), `spec.Rules: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, loops, tiers`},
 		{"duplicate keys and more", spec("rules: []\nrules: []\nfoo: 1"),
-			"line 5: key \"rules\" is a duplicate key\nspec.foo: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, tiers"},
+			"line 5: key \"rules\" is a duplicate key\nspec.foo: unknown key; allowed: aliases, rules, reservedCPUs, minSharedCPUs, untiered, loops, tiers"},
 		{"null", spec("rules:"), `spec.rules: null; allowed: a value, or leave the key out for its default`},
 		{"types", spec("aliases: {volcano: 1}\nreservedCPUs: 3\ntiers: {BE: {oomScoreAdj: 1.5, memory: {high: 0.9}, io: {weight: \"10\"}}}"),
 			"spec.aliases.volcano: 1; allowed: true or false\n" +

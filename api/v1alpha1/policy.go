@@ -185,6 +185,11 @@ func (s QoSPolicySpec) validate(at *path, problems *Problems) {
 		f := at.field("untiered")
 		problems.add(Problem{Path: f.String(), Value: units.Quote(string(s.Untiered)), Allowed: list(Untiereds())})
 	}
+	if m := s.Loops.Reconcile; m != "" && !m.Valid() {
+		loops := at.field("loops")
+		f := loops.field("reconcile")
+		problems.add(Problem{Path: f.String(), Value: units.Quote(string(m)), Allowed: list(LoopModes())})
+	}
 	tiers := at.field("tiers")
 	unknown := make([]string, 0)
 	for t := range s.Tiers {

@@ -45,6 +45,8 @@ type QoSPolicySpec struct {
 	MinSharedCPUs *int64 `json:"minSharedCPUs,omitempty"`
 	// Untiered says whether pods without a tier leave the CPUs that LSE and LSR pods own.
 	Untiered Untiered `json:"untiered,omitempty"`
+	// Loops says what is done while containers run.
+	Loops Loops `json:"loops,omitempty,omitzero"`
 	// Tiers says what each tier means.
 	Tiers map[Tier]TierPolicy `json:"tiers,omitempty"`
 }
@@ -109,6 +111,21 @@ type Untiered string
 const (
 	UntieredPool  Untiered = "pool"  // they run where LS does, from the moment that an LSE or LSR pod has CPUs of its own
 	UntieredLeave Untiered = "leave" // they stay where they are, so no pod can be LSE
+)
+
+// Loops switches what the node does while containers run.
+type Loops struct {
+	Reconcile LoopMode `json:"reconcile,omitempty"` // repair of values that somebody else has changed, or that a door could not set
+}
+
+// LoopMode is whether a loop works.
+type LoopMode string
+
+// LoopMode values.
+const (
+	LoopOn     LoopMode = "on"
+	LoopOff    LoopMode = "off"
+	LoopDryRun LoopMode = "dry-run" // it says what it would do, and does nothing
 )
 
 // Placement says what the pods of a tier get for their own.

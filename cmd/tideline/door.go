@@ -98,7 +98,7 @@ func statusText(s control.Status, width int) string {
 	put("containers", "%d managed, %d adopted, %d missed", n.Containers[policy.Managed], n.Containers[policy.Adopted], n.Containers[policy.Missed])
 	put("by tier", "%s", tiersText(n.Tiers))
 	put("messages", "%d decisions, %d changed, %d refused, %d failed open, %d with bad input", n.Decisions, n.Changed, n.Refused, n.FailedOpen, n.BadInput)
-	put("files", "%d written, %d failed", n.Writes, n.WriteFails)
+	put("files", "%d written, %d failed, %d repaired after others", n.Writes, n.WriteFails, n.Repairs)
 	for i, d := range s.Degraded {
 		name := ""
 		if i == 0 {

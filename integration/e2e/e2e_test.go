@@ -37,6 +37,46 @@ var ls = map[policy.Knob]string{
 	policy.MemoryLow: "33554432", policy.MemoryMax: "134217728",
 }
 
+// TestReconcile: what somebody else writes to a running container or its pod is put right within 5 s, and tideline status
+// counts it.
+func TestReconcile(t *testing.T) {
+	ctx, n := start(t, node.Options{Policy: demo.Reserved})
+	p := run(t, ctx, n, manifest(t, "be"))
+	at := cgroupOf(p, 0)
+	eventually(t, "the values of batch", func() bool {
+		return node.Kernel(at, policy.CPUSetCPUs) == rest(t) && node.Kernel(at, policy.CPUIdle) == "1"
+	})
+	before, pod := node.Files(at), node.Files(p.Cgroup)
+	names := map[policy.Knob]string{policy.CPUSetCPUs: "cpuset.cpus", policy.CPUMax: "cpu.max", policy.CPUIdle: "cpu.idle", policy.MemoryHigh: "memory.high", policy.IOWeight: "io.bfq.weight"}
+	if !lab.Unified() {
+		names[policy.CPUMax], names[policy.IOWeight] = "cpu.cfs_quota_us", "blkio.bfq.weight"
+		delete(names, policy.MemoryHigh)
+	}
+	for knob, value := range map[policy.Knob]string{policy.CPUSetCPUs: online(t), policy.CPUMax: "70000", policy.CPUIdle: "0", policy.MemoryHigh: "max", policy.IOWeight: "300"} {
+		name, there := names[knob]
+		cgroup := at
+		if knob == policy.IOWeight {
+			cgroup = p.Cgroup
+			_, there = pod[name]
+		}
+		if !there {
+			continue
+		}
+		if err := node.Write(cgroup, name, value); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		eventually(t, string(knob)+" is put right", func() bool {
+			return maps.Equal(node.Files(at), before) && maps.Equal(node.Files(p.Cgroup), pod)
+		})
+		t.Logf("%s: %v", knob, time.Since(begin).Round(100*time.Millisecond))
+	}
+	st, err := n.Control.Status(ctx)
+	if err != nil || st.Counts.Repairs < 3 {
+		t.Errorf("status: %+v, %v", st.Counts, err)
+	}
+}
+
 func TestDemo(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()

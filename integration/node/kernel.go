@@ -1,7 +1,9 @@
 package node
 
 import (
+	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -39,6 +41,16 @@ func Files(cgroup string) map[string]string {
 		}
 	}
 	return files
+}
+
+// Write writes a file of one cgroup as somebody else would.
+func Write(cgroup, name, value string) error {
+	for controller, names := range controllers {
+		if slices.Contains(names, name) {
+			return os.WriteFile(lab.CgroupFile(controller, scope(cgroup), name), []byte(value), 0)
+		}
+	}
+	return fmt.Errorf("no controller has a file %s", name)
 }
 
 // Kernel reads a knob of one cgroup, "" where this machine has none.

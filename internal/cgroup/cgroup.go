@@ -337,6 +337,39 @@ func (f *FS) foresee(l *ledger, settings []policy.Setting) error {
 	return l.add(saves)
 }
 
+// Drift gives what the kernel has of settings of one cgroup where that is not what they say: Old is there, New is wanted. A knob that the
+// kernel lacks is left out; a cgroup that is gone is ErrGone.
+func (f *FS) Drift(p Path, settings []policy.Setting) ([]Change, error) {
+	var out []Change
+	for _, s := range settings {
+		if s.Knob == policy.CPUWeight && s.Value == policy.Unset {
+			continue // what idle leaves
+		}
+		g, err := f.open(p, s.Knob)
+		if errors.As(err, new(ErrUnsupported)) {
+			continue
+		}
+		if err != nil {
+			return nil, &Error{Op: "read", Path: p, Knob: s.Knob, Err: err}
+		}
+		places, err := f.places(g, s.Knob)
+		g.Close()
+		if errors.As(err, new(ErrUnsupported)) {
+			continue
+		}
+		if err != nil {
+			return nil, &Error{Op: "read", Path: p, Knob: s.Knob, Err: err}
+		}
+		for _, at := range places {
+			if want, err := at.want(at.now, s.Value); err == nil && want != at.now {
+				out = append(out, Change{Knob: s.Knob, Old: at.show(at.now), New: at.show(want)})
+				break
+			}
+		}
+	}
+	return out, nil
+}
+
 func (f *FS) replacing(p Path, s policy.Setting) (saves []save) {
 	g, err := f.open(p, s.Knob)
 	if err != nil {

@@ -105,6 +105,7 @@ type Counts struct {
 	BadInput   int64                 `json:"badInput"`
 	Writes     int64                 `json:"writes"` // kernel files written
 	WriteFails int64                 `json:"writeFails"`
+	Repairs    int64                 `json:"repairs"` // values that somebody else had changed
 }
 
 // Degraded is one thing that does not work as it should.
@@ -190,8 +191,8 @@ type Row struct {
 
 // DisableReport is what disable did.
 type DisableReport struct {
-	Restored int      `json:"restored"` // values put back
-	Updated  int      `json:"updated"`  // containers whose stored spec holds the kubelet's values again
+	Restored int      `json:"restored"`         // values put back
+	Updated  int      `json:"updated"`          // containers whose stored spec holds the kubelet's values again
 	Groups   int      `json:"groups,omitempty"` // resctrl groups removed
 	Errors   []string `json:"errors,omitempty"`
 }

@@ -45,6 +45,7 @@ var (
 	descBadInput   = prometheus.NewDesc("tideline_bad_input_total", "Messages, labels and annotations that could not be read.", nil, nil)
 	descWrites     = prometheus.NewDesc("tideline_kernel_writes_total", "Kernel files written.", nil, nil)
 	descWriteFails = prometheus.NewDesc("tideline_kernel_write_failures_total", "Writes that failed, by cgroup.", nil, nil)
+	descRepairs    = prometheus.NewDesc("tideline_repairs_total", "Values of containers that somebody else had changed, and that were put right.", nil, nil)
 	descJournal    = prometheus.NewDesc("tideline_journal_cgroups", "Cgroups with values that disable would put back.", nil, nil)
 	descPolicyGen  = prometheus.NewDesc("tideline_policy_generation", "Policies taken since the start.", nil, nil)
 	descPolicyBad  = prometheus.NewDesc("tideline_policy_error", "1 while a changed policy file is not taken because it is invalid.", nil, nil)
@@ -53,7 +54,7 @@ var (
 
 func (c engineCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descInfo, descConnected, descContainers, descTiers, descDecisions, descChanged, descRefused, descFailedOpen,
-		descBadInput, descWrites, descWriteFails, descJournal, descPolicyGen, descPolicyBad, descDegraded} {
+		descBadInput, descWrites, descWriteFails, descRepairs, descJournal, descPolicyGen, descPolicyBad, descDegraded} {
 		ch <- d
 	}
 }
@@ -92,6 +93,7 @@ func (c engineCollector) Collect(ch chan<- prometheus.Metric) {
 	count(descBadInput, n.BadInput)
 	count(descWrites, n.Writes)
 	count(descWriteFails, n.WriteFails)
+	count(descRepairs, n.Repairs)
 	gauge(descJournal, float64(st.Cgroup.Journal))
 	gauge(descPolicyGen, float64(st.Policy.Generation))
 	gauge(descPolicyBad, number(st.Policy.Error != ""))

@@ -170,7 +170,7 @@ type loadedPolicy struct {
 }
 
 type counts struct {
-	decisions, changed, refused, failedOpen, badInput, writes, writeFails atomic.Int64
+	decisions, changed, refused, failedOpen, badInput, writes, writeFails, repairs atomic.Int64
 }
 
 // op is one step of the owner goroutine. The step looks and decides; what it returns commits and hands results to the

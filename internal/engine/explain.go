@@ -179,7 +179,7 @@ func (e *Engine) Status(ctx context.Context) (control.Status, error) {
 	}
 	n := &e.counts
 	c.Decisions, c.Changed, c.Refused, c.FailedOpen = n.decisions.Load(), n.changed.Load(), n.refused.Load(), n.failedOpen.Load()
-	c.BadInput, c.Writes, c.WriteFails = n.badInput.Load(), n.writes.Load(), n.writeFails.Load()
+	c.BadInput, c.Writes, c.WriteFails, c.Repairs = n.badInput.Load(), n.writes.Load(), n.writeFails.Load(), n.repairs.Load()
 	st.Cgroup = control.CgroupStatus{Version: e.cfg.Node.CgroupVersion, Features: e.cfg.Node.Features}
 	held, err := e.journalled()
 	e.outcome("journal", "", err)

@@ -139,6 +139,7 @@ func (e *Engine) PodResizing(ctx context.Context, sandboxID string, asks policy.
 			return
 		}
 		p.resizes++
+		p.resized = s.now
 		if burst, ok := p.held[policy.CPUMaxBurst]; ok && burst != "0" && p.path != "" {
 			p.seq++
 			w = podWork{path: p.path, seq: p.seq, turn: p.turn}

@@ -68,7 +68,7 @@ func (e *Engine) wakePools() {
 	}
 }
 
-// poolWorker keeps cpuset.cpus of running containers.
+// poolWorker keeps cpuset.cpus of running containers, and compares their files with what was decided.
 func (e *Engine) poolWorker(ctx context.Context) {
 	retry := minPoolRetry
 	again := time.NewTimer(0)
@@ -76,11 +76,17 @@ func (e *Engine) poolWorker(ctx context.Context) {
 	defer again.Stop()
 	look := time.NewTicker(reapEvery)
 	defer look.Stop()
+	compare := time.NewTicker(reconcileEvery)
+	defer compare.Stop()
+	drifts := &reconciler{repairs: map[repairKey]*repairs{}, now: e.cfg.Clock}
 	missing := map[string]bool{}
 	for {
 		select {
 		case <-look.C:
 			missing = e.reap(ctx, missing)
+			continue
+		case <-compare.C:
+			e.reconcileFiles(ctx, drifts)
 			continue
 		case <-e.moves:
 			retry = minPoolRetry

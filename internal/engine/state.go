@@ -52,10 +52,11 @@ type pod struct {
 	held     map[policy.Knob]string // what was decided last for each knob that may stand in the kernel because of us
 	seq      uint64                 // counts the decisions
 	turn     *turn
-	resizes  uint64 // counts the kubelet's announcements of a write to the pod's cgroup
-	why      error  // why it has no CPUs of its own, though its tier should; facts.Placed has them if it does
-	since    int64  // when it was first to be placed, in Unix nanoseconds
-	told     bool   // a message of its own has told of it, and not a list alone
+	resizes  uint64    // counts the kubelet's announcements of a write to the pod's cgroup
+	resized  time.Time // when the last one came
+	why      error     // why it has no CPUs of its own, though its tier should; facts.Placed has them if it does
+	since    int64     // when it was first to be placed, in Unix nanoseconds
+	told     bool      // a message of its own has told of it, and not a list alone
 }
 
 // turn keeps writes to one pod's cgroup in the order of their decisions: of two that come at once the older may be late.

@@ -240,6 +240,9 @@ func (p *Policy) Limits() placement.Limits {
 	return l
 }
 
+// Reconcile says whether values of running containers are put right.
+func (p *Policy) Reconcile() v1alpha1.LoopMode { return p.spec.Loops.Reconcile }
+
 // MigratesMemory says whether the memory nodes of running containers of a tier follow their CPUs.
 func (p *Policy) MigratesMemory(t v1alpha1.Tier) bool {
 	m := p.tiers[t].CPU.MemoryMigration
