@@ -30,6 +30,11 @@ var ErrNoCLOSID = errors.New("no CLOSID is left")
 // either kind has one. Waiting does not help; removing a group does, after a while (ErrRMIDBusy).
 var ErrNoRMID = errors.New("no RMID is left")
 
+// ErrNoWays means ENOSPC at the creation of a control group: exclusive groups have so many ways that the kernel finds none
+// to give to a new group. It looks at the lowest run of free ways only, so that even one free way between two exclusive
+// groups can be in its way, where masks need two.
+var ErrNoWays = errors.New("no cache ways are left")
+
 // ErrRMIDBusy means EBUSY at the creation of a group: no RMID is free, and some are in limbo, freed by a removed group
 // and still tagged to lines in a cache. They come back after about a second, or as soon as their occupancy is below
 // info/L3_MON/max_threshold_occupancy. FS.Create waits for that.
@@ -64,10 +69,10 @@ type Error struct {
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Op + " ")
-	switch {
-	case e.Op == "rename":
+	switch e.Op {
+	case "rename":
 		fmt.Fprintf(&b, "%s to %s", e.Path, e.Data)
-	case e.Op == "write":
+	case "write":
 		fmt.Fprintf(&b, "%s to %s", quote(e.Data), e.Path)
 	default:
 		b.WriteString(e.Path)
@@ -92,6 +97,8 @@ func (e *Error) Is(target error) bool {
 		return e.Op == "mkdir" && errors.Is(e.Err, syscall.ENOSPC) && strings.Contains(e.Status, "CLOSID")
 	case ErrNoRMID:
 		return e.Op == "mkdir" && errors.Is(e.Err, syscall.ENOSPC) && strings.Contains(e.Status, "RMID")
+	case ErrNoWays:
+		return e.Op == "mkdir" && errors.Is(e.Err, syscall.ENOSPC) && strings.Contains(e.Status, "No space on")
 	case ErrRMIDBusy:
 		return e.Op == "mkdir" && errors.Is(e.Err, syscall.EBUSY)
 	case ErrGone:

@@ -114,8 +114,10 @@ func (m mounted) open(name string, flags int) (int, error) {
 	if !fs.ValidPath(name) {
 		return -1, unix.EINVAL
 	}
-	// In a copy of a tree there may be a named pipe, which must not hold us.
-	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
+	if flags&unix.O_PATH == 0 {
+		flags |= unix.O_NONBLOCK // in a copy of a tree there may be a named pipe, which must not hold us
+	}
 	base, err := unix.Open(m.root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err

@@ -273,8 +273,8 @@ func (r *infoReader) cache() *CacheInfo {
 }
 
 // bandwidth tells the unit by the numbers, as no file names it. A percentage has a minimum above 0 and ends at 100; with
-// mba_MBps the same files stay and amounts go up to 4294967295; AMD counts from 0 to a power of two, with even steps of 1
-// that it calls not linear.
+// mba_MBps the same files stay and amounts go up to 4294967295, which the root group has unless somebody gave it 100 MB/s
+// or less in each domain; AMD counts from 0 to a power of two, with even steps of 1 that it calls not linear.
 func (r *infoReader) bandwidth(domains []Domain) *BandwidthInfo {
 	b := &BandwidthInfo{
 		Unit:   Percent,

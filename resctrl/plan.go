@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -106,8 +107,8 @@ type Outcome string
 
 const (
 	Granted  Outcome = "granted"  // within rounding
-	Degraded Outcome = "degraded" // a part of it, or with others, because CLOSIDs or ways are short
-	Refused  Outcome = "refused"  // a wish that this machine can't grant
+	Degraded Outcome = "degraded" // some of them, or less: the machine lacks a resource, or CLOSIDs or ways are short
+	Refused  Outcome = "refused"  // none
 )
 
 // Reason is why a value is what it is.
@@ -260,7 +261,10 @@ func (p *planner) say(class int, outcome Outcome, resource, format string, args 
 	if rank[outcome] > rank[c.Outcome] {
 		c.Outcome = outcome
 	}
-	c.Reasons = append(c.Reasons, Reason{Resource: resource, Text: fmt.Sprintf(format, args...)})
+	r := Reason{Resource: resource, Text: fmt.Sprintf(format, args...)}
+	if !slices.Contains(c.Reasons, r) { // the halves of a cache under CDP have the same
+		c.Reasons = append(c.Reasons, r)
+	}
 }
 
 // add finds the values of a class and a group for it.
@@ -293,6 +297,9 @@ func (p *planner) add(class int) {
 	if !limited {
 		p.toRoot(class)
 		return
+	}
+	if p.out[class].Outcome == Refused {
+		p.out[class].Outcome = Degraded
 	}
 	for _, g := range p.groups {
 		if g.schemata.String() == s.String() {
@@ -362,54 +369,71 @@ func (p *planner) usable(r ResourceInfo, id int) Mask {
 
 // share finds the ways of a class in each domain, or says why there are none.
 func (p *planner) share(class int, r ResourceInfo, share CacheShare) (map[int]Mask, bool) {
-	c := r.Cache
 	if share.Mask != 0 {
 		return p.explicit(class, r, share.Mask)
 	}
+	c := r.Cache
+	cache, _, _ := level(r.Name)
 	total := c.Mask.Bits()
 	ways := (total*share.Percent + 99) / 100
 	if total*share.Percent%100 != 0 {
-		p.say(class, Granted, r.Name, "%d %% of %d ways is %.4g, rounded up to %d", share.Percent, total, float64(total*share.Percent)/100, ways)
+		p.say(class, Granted, cache, "%d %% of %d ways is %.4g, rounded up to %d", share.Percent, total, float64(total*share.Percent)/100, ways)
 	}
 	if ways < c.MinBits {
-		p.say(class, Granted, r.Name, "%d ways are fewer than the kernel takes: %d", ways, c.MinBits)
+		p.say(class, Granted, cache, "%d is below the least that the kernel takes: %d", ways, c.MinBits)
 		ways = c.MinBits
 	}
 	values := map[int]Mask{}
+	short, shared := map[int][]int{}, map[Mask][]int{} // domains by what there is to say of them
 	for _, id := range r.Domains {
 		m := place(ways, p.usable(r, id), c, p.classes[class].Batch)
 		switch {
 		case m == 0 || m.Bits() < c.MinBits:
-			p.say(class, Refused, r.Name, "exclusive groups leave no room in domain %d", id)
+			p.say(class, Refused, cache, "exclusive groups leave no room%s", in([]int{id}, r))
 			return nil, false
 		case m.Bits() < ways:
-			p.say(class, Degraded, r.Name, "exclusive groups leave only %d of %d ways in domain %d", m.Bits(), ways, id)
+			short[m.Bits()] = append(short[m.Bits()], id)
 		case m&c.Shareable != 0 && m != c.Mask:
-			p.say(class, Granted, r.Name, "ways %s of domain %d are shared with I/O: no other place has %d ways", m&c.Shareable, id, ways)
+			shared[m&c.Shareable] = append(shared[m&c.Shareable], id)
 		}
 		values[id] = m
+	}
+	for _, n := range slices.Sorted(maps.Keys(short)) {
+		p.say(class, Degraded, cache, "exclusive groups leave only %d of %d ways%s", n, ways, in(short[n], r))
+	}
+	for _, m := range slices.Sorted(maps.Keys(shared)) {
+		p.say(class, Granted, cache, "ways %s are shared with I/O, as no other place has %d%s", m, ways, in(shared[m], r))
 	}
 	return values, true
 }
 
+// in names the domains of a reason, unless it is all of them.
+func in(ids []int, r ResourceInfo) string {
+	if len(ids) == len(r.Domains) {
+		return ""
+	}
+	return fmt.Sprintf(" in domain %s", strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ids)), ", "), "[]"))
+}
+
 func (p *planner) explicit(class int, r ResourceInfo, m Mask) (map[int]Mask, bool) {
 	c := r.Cache
+	cache, _, _ := level(r.Name)
 	first := m.Runs()[0]
 	switch {
 	case m&^c.Mask != 0:
-		p.say(class, Refused, r.Name, "mask %s has more bits than this machine's %s", m, c.Mask)
+		p.say(class, Refused, cache, "mask %s has more bits than this machine's %s", m, c.Mask)
 		return nil, false
 	case !c.Sparse && !m.Contiguous():
-		p.say(class, Refused, r.Name, "mask %s has a hole, which this machine can't do", m)
+		p.say(class, Refused, cache, "mask %s has a hole, which this machine can't do", m)
 		return nil, false
 	case first.Bits() < c.MinBits:
-		p.say(class, Refused, r.Name, "mask %s has fewer ways side by side than the kernel takes: %d", m, c.MinBits)
+		p.say(class, Refused, cache, "mask %s has fewer ways side by side than the kernel takes: %d", m, c.MinBits)
 		return nil, false
 	}
 	values := map[int]Mask{}
 	for _, id := range r.Domains {
 		if taken := m &^ p.usable(r, id); taken != 0 {
-			p.say(class, Refused, r.Name, "ways %s of mask %s belong to an exclusive group in domain %d", taken, m, id)
+			p.say(class, Refused, cache, "ways %s of mask %s belong to an exclusive group%s", taken, m, in([]int{id}, r))
 			return nil, false
 		}
 		values[id] = m

@@ -15,7 +15,7 @@ type Schemata []Line
 type Line struct {
 	Resource string   `json:"resource"`          // "L3", "L2CODE", "MB", "SMBA"
 	Domains  []Domain `json:"domains,omitempty"` // by ID
-	Text     string   `json:"text,omitempty"`    // what stands after the colon, where the resource is of no kind known here
+	Text     string   `json:"text,omitempty"`    // what stands after the colon, where the resource is of no kind known here, or "uninitialized"
 }
 
 // Domain is the value of a resource in one of its instances, a cache mostly. IDs have gaps and are no socket numbers.
@@ -90,6 +90,9 @@ func amount(s string) (uint64, string) {
 	return n, ""
 }
 
+// uninitialized stands for the values of a group in mode pseudo-locksetup.
+const uninitialized = "uninitialized"
+
 // parseLines takes a function that reads a value, or says what it wants.
 func parseLines(file, text string, value func(Kind, string) (uint64, string)) (Schemata, error) {
 	var s Schemata
@@ -109,7 +112,7 @@ func parseLines(file, text string, value func(Kind, string) (uint64, string)) (S
 		}
 		line := Line{Resource: name}
 		kind := KindOf(name)
-		if kind == KindUnknown {
+		if kind == KindUnknown || rest == uninitialized {
 			line.Text = rest
 			s = append(s, line)
 			continue
@@ -179,7 +182,7 @@ func (l Line) String() string {
 	var b strings.Builder
 	b.WriteString(l.Resource)
 	kind := KindOf(l.Resource)
-	if kind == KindUnknown {
+	if kind == KindUnknown || l.Text != "" {
 		return b.String() + ":" + l.Text
 	}
 	for i, d := range l.Domains {

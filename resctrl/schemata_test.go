@@ -75,6 +75,7 @@ func TestParseSchemata(t *testing.T) {
 			{Resource: "L3", Domains: []Domain{{0, 1}}},
 			{Resource: "X_Y"},
 		}, "NPU:0=fast,2;1=slow\nL3:0=1\nX_Y:\n"},
+		{"pseudo-locksetup", "    L3:uninitialized\n", Schemata{{Resource: "L3", Text: "uninitialized"}}, "L3:uninitialized\n"},
 		{"empty", "", nil, ""},
 		{"blank lines, no last newline", "\n\nL3:0=f", Schemata{{Resource: "L3", Domains: []Domain{{0, 0xf}}}}, "L3:0=f\n"},
 	} {

@@ -405,7 +405,7 @@ func (k *Kernel) ReadDir(name string) ([]resctrl.Entry, error) {
 	g, rest := k.place(name)
 	list := k.list(g, rest)
 	if list == nil {
-		if _, ok := k.text(g, rest); ok {
+		if k.isFile(g, rest) {
 			return nil, syscall.ENOTDIR
 		}
 		return nil, syscall.ENOENT
@@ -422,7 +422,7 @@ func (k *Kernel) list(g *group, rest string) map[string]bool {
 	entries := map[string]bool{}
 	files := func(names ...string) {
 		for _, n := range names {
-			if _, ok := k.text(g, path.Join(rest, n)); ok {
+			if k.isFile(g, path.Join(rest, n)) {
 				entries[n] = false
 			}
 		}
@@ -502,12 +502,12 @@ func (k *Kernel) Mkdir(name string) error {
 	}
 	dir, base := path.Dir(name), path.Base(name)
 	g, rest := k.place(name)
-	if _, isFile := k.text(g, rest); isFile || k.list(g, rest) != nil {
+	if k.isFile(g, rest) || k.list(g, rest) != nil {
 		return syscall.EEXIST
 	}
 	g, rest = k.place(dir)
 	if k.list(g, rest) == nil {
-		if _, isFile := k.text(g, rest); isFile {
+		if k.isFile(g, rest) {
 			return syscall.ENOTDIR
 		}
 		return syscall.ENOENT
@@ -631,7 +631,7 @@ func (k *Kernel) Rmdir(name string) error {
 	g, rest := k.place(name)
 	switch {
 	case k.list(g, rest) == nil:
-		if _, isFile := k.text(g, rest); isFile {
+		if k.isFile(g, rest) {
 			return syscall.ENOTDIR
 		}
 		return syscall.ENOENT
@@ -676,7 +676,7 @@ func (k *Kernel) Rename(from, to string) error {
 		return syscall.ENOENT
 	}
 	g, rest := k.place(from)
-	_, isFile := k.text(g, rest)
+	isFile := k.isFile(g, rest)
 	if !isFile && k.list(g, rest) == nil {
 		return syscall.ENOENT
 	}
@@ -725,7 +725,7 @@ func (k *Kernel) WriteFile(name, data string) error {
 		return syscall.ENOENT
 	}
 	g, rest := k.place(name)
-	if _, ok := k.text(g, rest); !ok {
+	if !k.isFile(g, rest) {
 		if k.list(g, rest) != nil {
 			return syscall.EISDIR
 		}

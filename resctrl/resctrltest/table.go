@@ -123,8 +123,12 @@ func RunTable(files resctrl.Files, l Layout, tasks []int) ([]Result, error) {
 	if r.schemata, err = files.ReadFile("schemata"); err != nil {
 		return nil, fmt.Errorf("read schemata: %w", err)
 	}
-	if list, err := r.groups(); err != nil || len(list) > 0 {
-		return nil, fmt.Errorf("groups %v are there before: %w", list, err)
+	list, err := r.groups()
+	if err != nil {
+		return nil, fmt.Errorf("list groups: %w", err)
+	}
+	if len(list) > 0 {
+		return nil, fmt.Errorf("groups are there already: %s", strings.Join(list, " "))
 	}
 	const threshold = "info/L3_MON/max_threshold_occupancy"
 	if before, err := files.ReadFile(threshold); err == nil {

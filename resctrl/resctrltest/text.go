@@ -10,6 +10,15 @@ import (
 	"github.com/tideline-io/tideline/resctrl"
 )
 
+// isFile is quick for the one file that may be long.
+func (k *Kernel) isFile(g *group, file string) bool {
+	if file == "tasks" {
+		return true
+	}
+	_, ok := k.text(g, file)
+	return ok
+}
+
 // text is what a file reads; ok is false if there is no such file.
 func (k *Kernel) text(g *group, file string) (text string, ok bool) {
 	m := k.layout.Monitor
