@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,6 +57,11 @@ func (c *Client) CPUs(ctx context.Context) (CPUs, error) {
 	return call[CPUs](ctx, c, http.MethodGet, PathCPUs, nil)
 }
 
+// PolicyDiff asks what a policy file would change of what runs. An invalid file is an error that says what is wrong with it.
+func (c *Client) PolicyDiff(ctx context.Context, file []byte) ([]PolicyChange, error) {
+	return send[[]PolicyChange](ctx, c, http.MethodPost, PathPolicyDiff, nil, file)
+}
+
 // ExplainPod asks what a pod's cgroups have and why. errors.Is(err, ErrNotFound) when the door does not know the pod.
 func (c *Client) ExplainPod(ctx context.Context, namespace, name string) ([]Explained, error) {
 	return call[[]Explained](ctx, c, http.MethodGet, PathExplainPod, url.Values{"namespace": {namespace}, "name": {name}})
@@ -72,8 +78,12 @@ func (c *Client) Disable(ctx context.Context) (DisableReport, error) {
 }
 
 func call[T any](ctx context.Context, c *Client, method, path string, q url.Values) (out T, err error) {
+	return send[T](ctx, c, method, path, q, nil)
+}
+
+func send[T any](ctx context.Context, c *Client, method, path string, q url.Values, data []byte) (out T, err error) {
 	u := url.URL{Scheme: "http", Host: "tideline", Path: path, RawQuery: q.Encode()}
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(data))
 	if err != nil {
 		return out, err
 	}

@@ -25,6 +25,7 @@ const (
 	PathContainers = "/v1/containers" // []Container, sorted by pod and name
 	PathExplainPod = "/v1/explain"    // ?namespace=&name= -> []Explained; 404 when the door does not know the pod
 	PathCPUs       = "/v1/cpus"       // CPUs
+	PathPolicyDiff = "/v1/policydiff" // POST, the body a policy file -> []PolicyChange; 400 for a file that is not valid
 	PathBypass     = "/v1/bypass"     // POST ?on=true|false -> Status
 	PathDisable    = "/v1/disable"    // POST -> DisableReport
 	PathHealth     = "/healthz"
@@ -188,6 +189,31 @@ type Row struct {
 	Effective string      `json:"effective"` // what holds after the parents: "inert: parent has 0", a smaller quota, ...
 	Reason    string      `json:"reason"`
 }
+
+// PolicyChange is one value of a pod, one of its containers or a class cgroup that another policy would change.
+type PolicyChange struct {
+	Class     string        `json:"class,omitempty"` // path of a cgroup above the pods; then there is no pod
+	Namespace string        `json:"namespace,omitempty"`
+	Pod       string        `json:"pod,omitempty"`
+	Container string        `json:"container,omitempty"` // "" for the pod's own cgroup
+	Tier      v1alpha1.Tier `json:"tier"`
+	NextTier  v1alpha1.Tier `json:"nextTier"`
+	Knob      policy.Knob   `json:"knob,omitempty"` // "" where the tier alone changes
+	Now       string        `json:"now"`            // "" for no value of ours
+	Next      string        `json:"next"`           // the same
+	Rule      string        `json:"rule,omitempty"` // where Next comes from
+	When      When          `json:"when"`
+}
+
+// When says when a change of the policy reaches a value.
+type When string
+
+// When values.
+const (
+	AtOnce        When = "at once"
+	NextUpdate    When = "next update"
+	NextContainer When = "next container"
+)
 
 // DisableReport is what disable did.
 type DisableReport struct {

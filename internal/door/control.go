@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -14,9 +15,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/obs"
+	"github.com/tideline-io/tideline/internal/policy"
 )
 
 // runtimeState is what the door last heard of the runtime.
@@ -152,6 +155,23 @@ func (d *Door) routeControl(mux *http.ServeMux) {
 			http.Error(w, fmt.Sprintf("pod %.253q/%.253q", ns, name), http.StatusNotFound)
 			return
 		}
+		answer(w, out, err)
+	}))
+	mux.HandleFunc("POST "+control.PathPolicyDiff, withEngine(func(w http.ResponseWriter, r *http.Request, e *engine.Engine) {
+		data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, v1alpha1.MaxPolicySize+1))
+		var p v1alpha1.QoSPolicy
+		if err == nil {
+			p, err = v1alpha1.ParsePolicy(data)
+		}
+		var next *policy.Policy
+		if err == nil {
+			next, err = policy.Compile(p.Spec)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		out, err := e.PolicyDiff(r.Context(), next)
 		answer(w, out, err)
 	}))
 	mux.HandleFunc("POST "+control.PathBypass, func(w http.ResponseWriter, r *http.Request) {
