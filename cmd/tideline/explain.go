@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/facts/kube"
+	"github.com/tideline-io/tideline/internal/partition"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -68,6 +70,7 @@ The policy is that of --policy, else /etc/tideline/policy.yaml where this machin
 			if err != nil {
 				return err
 			}
+			c.groups(&node, nodeFile, compiled)
 			e := Explanation{APIVersion: v1alpha1.APIVersion, Kind: "Explanation", Node: node, Policy: spec.source, Pods: []ExplainedPod{}}
 			for _, file := range files {
 				found, err := c.manifests(file, namespace)
@@ -103,6 +106,18 @@ The policy is that of --policy, else /etc/tideline/policy.yaml where this machin
 	outputFlag(cmd, &output)
 	cmd.AddCommand(c.explainRunning())
 	return cmd
+}
+
+// groups gives the node the resctrl groups that the policy comes to, where it has resctrl.
+func (c *cli) groups(node *NodeSource, nodeFile string, p *policy.Policy) {
+	_, r, err := c.resctrlOf(nodeFile)
+	if err != nil || r == nil {
+		return // the facts say what it lacks
+	}
+	groups, _, err := partition.Of(r.Files).Keep(context.Background(), p.Partitions(), false)
+	if err == nil {
+		node.node.Groups = groups
+	}
 }
 
 // policyWithSource is a policy and where it came from.

@@ -31,7 +31,7 @@ func main() {
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, width: terminalWidth(os.Stdout),
 		color: mayColor(terminalWidth(os.Stdout) > 0),
 		name:  filepath.Base(os.Args[0]), root: "/",
-		exec: execute, waits: install.DefaultWaits(),
+		exec: execute, waits: install.DefaultWaits(), resctrlHost: thisHost(terminalWidth(os.Stdout) > 0),
 	}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		c.width = n
@@ -52,6 +52,8 @@ type cli struct {
 
 	exec  func(ctx context.Context, args []string) (string, error) // runs a command of the node
 	waits install.Waits
+
+	resctrlHost resctrlHost
 
 	control string
 }
@@ -119,7 +121,7 @@ the NRI plugin) on it and takes it away, and talks to the door that runs there.`
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl tideline"}
 	}
 	root.PersistentFlags().IntVar(&c.width, "width", c.width, "columns that text is wrapped at")
-	root.AddCommand(c.explain(), c.check(), c.cpus(), c.status(), c.bypass(), c.disable(), c.install(), c.uninstall(), c.snapshot(), c.version())
+	root.AddCommand(c.explain(), c.check(), c.cpus(), c.resctrl(), c.policyCommand(), c.status(), c.bypass(), c.disable(), c.install(), c.uninstall(), c.snapshot(), c.version())
 	return root
 }
 

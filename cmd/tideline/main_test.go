@@ -315,6 +315,28 @@ func fakeDoor(t *testing.T, status control.Status, pod []control.Explained, repo
 			Unplaced: []control.UnplacedPod{{UID: "3", Namespace: "shop", Name: "cart-1", Tier: "LSE", Why: `place pod "3": 12 whole cores asked, 11 free; free: 7 on node 0, 4 on node 1`}},
 		})
 	})
+	mux.HandleFunc("POST "+control.PathPolicyDiff, func(w http.ResponseWriter, r *http.Request) {
+		if data, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(data), "{name: next}") {
+			answer(w, []control.PolicyChange{})
+			return
+		}
+		row := control.PolicyChange{Namespace: "batch", Pod: "etl-5c9f7d8b4-x2x7q", Tier: v1alpha1.BE, NextTier: v1alpha1.BE}
+		change := func(container string, knob policy.Knob, now, next string, when control.When) control.PolicyChange {
+			c := row
+			c.Container, c.Knob, c.Now, c.Next, c.When = container, knob, now, next, when
+			return c
+		}
+		changes := []control.PolicyChange{
+			change("", policy.IOWeight, "10", "20", control.AtOnce),
+			change("worker", policy.CPUSetCPUs, "", "2-15,18-31", control.AtOnce),
+			change("worker", policy.CPUWeight, "unset", "", control.NextUpdate),
+			change("worker", policy.CPUIdle, "1", "", control.NextUpdate),
+			change("worker", policy.OOMScoreAdj, "900", "500", control.NextContainer),
+		}
+		row = control.PolicyChange{Namespace: "shop", Pod: "cart-0", NextTier: v1alpha1.LS}
+		changes = append(changes, change("app", policy.IOMax, "", "8:0 rbps=1048576\n8:16 rbps=1048576", control.NextUpdate))
+		answer(w, append(changes, control.PolicyChange{Class: "/kubepods/besteffort", Knob: policy.IOWeight, Now: "10", Next: "20", When: control.AtOnce}))
+	})
 	mux.HandleFunc("POST "+control.PathBypass, func(w http.ResponseWriter, r *http.Request) {
 		s := status
 		if r.URL.Query().Get("on") == "true" {
@@ -383,6 +405,14 @@ func TestDoor(t *testing.T) {
 		{"explain pod wide", []string{"explain", "pod", "shop/cart-0", "--control", socket, "--width", "140"}, 0, "explain-pod-140.txt", "", ""},
 		{"unknown pod", []string{"explain", "pod", "x", "--control", socket}, 1, "", "",
 			"error: pod default/x: no such pod: not known to the door\nSee that it runs on this node (crictl pods --namespace default); for a manifest use: tideline explain -f FILE\n"},
+		{"policy diff", []string{"policy", "diff", "testdata/next.yaml", "--control", socket}, 0, "policy-diff.txt", "", ""},
+		{"policy diff JSON", []string{"policy", "diff", "testdata/next.yaml", "-o", "json", "--control", socket}, 0, "policy-diff.json", "", ""},
+		{"policy diff of nothing", []string{"policy", "diff", "../../api/examples/policy.yaml", "--control", socket}, 0, "",
+			"Policy ../../api/examples/policy.yaml changes nothing of what runs here.\n", ""},
+		{"policy diff of no file", []string{"policy", "diff", "testdata/none.yaml", "--control", socket}, 1, "", "",
+			"error: open testdata/none.yaml: no such file or directory\n"},
+		{"policy diff of a bad file", []string{"policy", "diff", "testdata/pods.yaml", "--control", socket}, 1, "", "",
+			"error: policy testdata/pods.yaml: more than one YAML document; allowed: one\n"},
 		{"bypass on", []string{"bypass", "on", "--control", socket}, 0, "", "mode: bypass\n", ""},
 		{"bypass off", []string{"bypass", "off", "--control", socket}, 0, "", "mode: observe\n", ""},
 		{"bypass what", []string{"bypass", "maybe", "--control", socket}, 1, "", "", "error: bypass \"maybe\": want on or off\n"},

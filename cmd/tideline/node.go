@@ -87,8 +87,9 @@ func (c *cli) snapshot() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "snapshot", Short: "Write the facts of this machine to a text file",
-		Long: `Snapshot writes what Tideline reads of this machine (kernel, CPUs, memory, disks, cgroup files) as text, so that
-another machine can explain for it with --node-facts. It holds no host name, no addresses and no processes.`,
+		Long: `Snapshot writes what Tideline reads of this machine (kernel, CPUs, memory, disks, cgroup files, resctrl) as text, so that
+another machine can explain for it with --node-facts. It holds no host name, no addresses and no processes, and names of
+resctrl groups that are not ours are replaced.`,
 		Example: `  tideline snapshot -o node7.snapshot
   tideline explain -f pod.yaml --node-facts node7.snapshot`,
 		Args: cobra.NoArgs,

@@ -11,33 +11,24 @@ import (
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
 	"github.com/tideline-io/tideline/internal/cgroup"
+	"github.com/tideline-io/tideline/internal/partition"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
-// Partitions sets up the resctrl groups of tiers and has threads run in them. Its methods do I/O, and may be called by
-// several goroutines.
+// Partitions is a partition.Keeper. Its methods do I/O, and may be called by several goroutines.
 type Partitions interface {
-	// Keep makes the groups that the partitions need, puts right what others have changed in them, and removes groups of
-	// ours that nothing needs; with write false it changes nothing. It gives the group of each tier; nil and what it would
-	// take where this node has no resctrl. With an error the groups that it gives can be used all the same.
 	Keep(ctx context.Context, parts []policy.Partition, write bool) (map[v1alpha1.Tier]policy.Group, policy.Feature, error)
-	// Join has the threads of each member in its group, and gives what failed by the member's ID. Threads that are in a
-	// group of others stay there.
-	Join(ctx context.Context, members []Member) map[string]error
-	// Clear removes every group of ours. The kernel puts their threads into the root group.
+	Join(ctx context.Context, members []partition.Member) map[string]error
 	Clear(ctx context.Context) (removed int, err error)
-}
-
-// Member is a container whose threads belong into a resctrl group.
-type Member struct {
-	ID      string
-	Group   string // "" for the root group
-	Threads func() ([]int, error)
 }
 
 // groupsEvery is how often groups and their threads are put right. Threads are made in the group of their parent, so only what
 // others do, and what is started while its group is not there, is to be put right.
 const groupsEvery = 5 * time.Second
+
+// firstGroups is what the first decision waits for its groups: RMIDs of groups that were removed may be in use for seconds. What
+// is not there by then is tried again by the worker.
+const firstGroups = 300 * time.Millisecond
 
 // groupWorker keeps the resctrl groups and what runs in them.
 func (e *Engine) groupWorker(ctx context.Context) {
@@ -46,6 +37,7 @@ func (e *Engine) groupWorker(ctx context.Context) {
 	}
 	tick := time.NewTicker(groupsEvery)
 	defer tick.Stop()
+	e.keepGroups(ctx)
 	for {
 		select {
 		case <-e.regroup:
@@ -73,6 +65,8 @@ func (e *Engine) setGroups(ctx context.Context) {
 	if e.cfg.Partitions == nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, firstGroups)
+	defer cancel()
 	groups, feature := e.partition(ctx)
 	e.facts.Store(grouped(e.node(), groups, feature))
 }
@@ -173,10 +167,10 @@ func (e *Engine) tryJoin(ctx context.Context) (err error) {
 		return nil // or the engine ends
 	}
 	slices.SortFunc(joins, func(a, b join) int { return cmp.Compare(a.key.String(), b.key.String()) })
-	members := make([]Member, len(joins))
+	members := make([]partition.Member, len(joins))
 	for i := range joins {
 		j := &joins[i]
-		members[i] = Member{ID: j.id, Threads: func() ([]int, error) { return e.threads(ctx, j) }}
+		members[i] = partition.Member{ID: j.id, Threads: func() ([]int, error) { return e.threads(ctx, j) }}
 		if j.wanted != nil {
 			members[i].Group = j.wanted.Value
 		}

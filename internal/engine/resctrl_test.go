@@ -13,6 +13,7 @@ import (
 	"github.com/tideline-io/tideline/internal/cgroup"
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/engine"
+	"github.com/tideline-io/tideline/internal/partition"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -43,7 +44,7 @@ func (g *groups) Keep(_ context.Context, parts []policy.Partition, write bool) (
 	return out, policy.Feature{Support: policy.Supported}, g.fail
 }
 
-func (g *groups) Join(_ context.Context, members []engine.Member) map[string]error {
+func (g *groups) Join(_ context.Context, members []partition.Member) map[string]error {
 	failed := map[string]error{}
 	for _, m := range members {
 		ids, err := m.Threads()

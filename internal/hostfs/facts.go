@@ -140,8 +140,9 @@ func readFacts(src source) Facts {
 		}
 	}
 	_, f.PSI = r.optional("proc/pressure/cpu")
-	mounts := cgroup.ParseMountinfo(r.trimmed("proc/self/mountinfo"))
-	f.Resctrl = slices.ContainsFunc(mounts, func(m cgroup.Mount) bool { return m.Type == "resctrl" })
+	mountinfo := r.trimmed("proc/self/mountinfo")
+	mounts := cgroup.ParseMountinfo(mountinfo)
+	f.Resctrl = findResctrl(mountinfo)
 	f.Node.Online, _ = r.list("sys/devices/system/cpu/online", maxCPUs)
 	f.Present, _ = r.list("sys/devices/system/cpu/present", maxCPUs)
 	f.Isolated, _ = r.list("sys/devices/system/cpu/isolated", maxCPUs)
@@ -150,7 +151,7 @@ func readFacts(src source) Facts {
 	var disks []disk
 	f.Node.Devices, disks = r.devices()
 	f.Node.CgroupVersion, f.CgroupDriver, f.Node.Features = r.cgroupFacts(mounts, f.Kernel, disks)
-	f.Node.Features[policy.Resctrl] = r.resctrl(f.Resctrl)
+	f.Node.Features[policy.Resctrl] = r.resctrl(f.Resctrl != nil)
 	f.Problems = r.problems
 	return f
 }

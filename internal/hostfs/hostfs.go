@@ -39,7 +39,7 @@ type Facts struct {
 	Isolated cpuset.CPUSet // CPUs that the kernel's scheduler leaves alone (isolcpus=), offline ones too
 
 	PSI      bool     // /proc/pressure can be read
-	Resctrl  bool     // resctrl is mounted
+	Resctrl  *Resctrl // nil where resctrl is not mounted
 	Problems []string // "FILE: what is wrong", in the order of reading
 }
 
@@ -88,7 +88,11 @@ func (h *Host) ReadFacts() (Facts, error) {
 		return Facts{}, fmt.Errorf("read facts: %w", err)
 	}
 	defer root.Close()
-	return readFacts(live{root}), nil
+	f := readFacts(live{root})
+	if f.Resctrl != nil {
+		f.Resctrl.Files = openTree(h.root, f.Resctrl.Mount.Point)
+	}
+	return f, nil
 }
 
 // source is where files come from: a machine or a snapshot. Names are relative to the root. Missing is fs.ErrNotExist.

@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 func render(f hostfs.Facts) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kernel %s, cgroup v%d, driver %q, page size %d, memory %d, PSI %t, resctrl %t, online %s, present %q, isolated %q\n",
-		f.Kernel, f.Node.CgroupVersion, f.CgroupDriver, f.PageSizeBytes, f.MemTotalBytes, f.PSI, f.Resctrl, f.Node.Online, f.Present, f.Isolated)
+		f.Kernel, f.Node.CgroupVersion, f.CgroupDriver, f.PageSizeBytes, f.MemTotalBytes, f.PSI, f.Resctrl != nil, f.Node.Online, f.Present, f.Isolated)
 	for _, c := range f.CPUs {
 		fmt.Fprintf(&b, "cpu %d: package %d, die %d, core %d, node %d, L3 %s, L2 %s, siblings %s, efficient %t\n",
 			c.ID, c.Package, c.Die, c.Core, c.NUMANode, renderCache(c.L3), renderCache(c.L2), c.Siblings, c.Efficient)

@@ -16,7 +16,7 @@ import (
 	"github.com/tideline-io/tideline/internal/cgroup"
 )
 
-// A snapshot is a txtar archive of what ReadFacts looked at, so that FromSnapshot runs the same code:
+// A snapshot is a txtar archive of what ReadFacts looked at, so that FromSnapshot runs the same code, and of the resctrl tree:
 //
 //	# tideline snapshot v1
 //	# kernel: 6.1.0-57-amd64
@@ -30,14 +30,15 @@ import (
 //	cpu.max
 //
 // Files carry their path. A listing of a directory is not stored; it follows from the paths below it. What is no file has a name of its own: page-size, and
-// under cgroup/CONTROLLER/ the lists root, child and kubepods of cgroupFiles, so that no name of a cgroup but the kubelet's own gets in.
+// under cgroup/CONTROLLER/ the lists root, child and kubepods of cgroupFiles, so that no name of a cgroup but the kubelet's own gets in. The resctrl tree is under resctrl/, see
+// recordTree for what is different there.
 const (
 	header      = "# tideline snapshot v1"
 	maxSnapshot = 4 << 20
 )
 
-// Snapshot writes one text file with all that ReadFacts reads and nothing else. It holds no host name, address, serial number, kernel
-// command line, mount but those of cgroups and resctrl, or name of a pod or container.
+// Snapshot writes one text file with all that ReadFacts reads, the resctrl tree, and nothing else. It holds no host name, address, serial
+// number, kernel command line, mount but those of cgroups and resctrl, task, or name of a pod, a container or a resctrl group of others.
 func Snapshot(h *Host, w io.Writer) error {
 	root, err := os.OpenRoot(h.root)
 	if err != nil {
@@ -51,6 +52,9 @@ func Snapshot(h *Host, w io.Writer) error {
 		now = h.Clock
 	}
 	archive := &txtar.Archive{Comment: fmt.Appendf(nil, "%s\n# kernel: %s\n# date: %s\n", header, facts.Kernel, now().UTC().Format(time.RFC3339))}
+	if facts.Resctrl != nil {
+		recordTree(openTree(h.root, facts.Resctrl.Mount.Point), rec.keep)
+	}
 	rec.keep("page-size", strconv.FormatInt(facts.PageSizeBytes, 10))
 	for _, name := range sortedKeys(rec.files) {
 		archive.Files = append(archive.Files, txtar.File{Name: name, Data: []byte(rec.files[name])})
@@ -166,7 +170,15 @@ func FromSnapshot(data []byte) (Facts, error) {
 			s.dirs[dir][path.Base(name)] = true
 		}
 	}
-	return readFacts(s), nil
+	f := readFacts(s)
+	tree, copied, err := storedTree(s.files)
+	if err != nil {
+		return Facts{}, fmt.Errorf("read snapshot: %w", err)
+	}
+	if f.Resctrl != nil {
+		f.Resctrl.Files, f.Resctrl.Copy = tree, copied
+	}
+	return f, nil
 }
 
 // stored is a snapshot as a source.

@@ -17,7 +17,6 @@ import (
 	"sync"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
-	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/policy"
 	"github.com/tideline-io/tideline/resctrl"
 )
@@ -51,6 +50,13 @@ func Of(files resctrl.Files) *Keeper {
 	return &Keeper{open: func() (resctrl.Files, error) { return files, nil }}
 }
 
+// Member is a container whose threads belong into a resctrl group.
+type Member struct {
+	ID      string
+	Group   string // "" for the root group
+	Threads func() ([]int, error)
+}
+
 // absent says what this node lacks where there is no resctrl to be had, which is no fault.
 func absent(err error) (policy.Feature, bool) {
 	switch {
@@ -64,7 +70,9 @@ func absent(err error) (policy.Feature, bool) {
 	return policy.Feature{}, false
 }
 
-// Keep implements engine.Partitions.
+// Keep makes the groups that the partitions need, puts right what others have changed in them, and removes groups of ours that
+// nothing needs; with write false it changes nothing. It gives the group of each tier; nil and what it would take where this
+// node has no resctrl. With an error the groups that it gives can be used all the same.
 func (k *Keeper) Keep(ctx context.Context, parts []policy.Partition, write bool) (map[v1alpha1.Tier]policy.Group, policy.Feature, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -109,7 +117,7 @@ func (k *Keeper) mounted() (*resctrl.FS, error) {
 	return resctrl.Open(files), nil
 }
 
-// Clear implements engine.Partitions.
+// Clear removes every group of ours. The kernel puts their threads into the root group.
 func (k *Keeper) Clear(context.Context) (removed int, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -140,8 +148,9 @@ func (k *Keeper) Clear(context.Context) (removed int, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// Join implements engine.Partitions.
-func (k *Keeper) Join(ctx context.Context, members []engine.Member) map[string]error {
+// Join has the threads of each member in its group, and gives what failed by the member's ID. Threads that are in a group of
+// others stay there.
+func (k *Keeper) Join(ctx context.Context, members []Member) map[string]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	failed := map[string]error{}
@@ -195,7 +204,7 @@ func whereabouts(fs *resctrl.FS) (places, error) {
 }
 
 // move has the threads of a container in its group, but for those that others have put into groups of theirs.
-func (p places) move(ctx context.Context, fs *resctrl.FS, m engine.Member) error {
+func (p places) move(ctx context.Context, fs *resctrl.FS, m Member) error {
 	ids, err := m.Threads()
 	if err != nil {
 		return err

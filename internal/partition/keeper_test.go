@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tideline-io/tideline/api/v1alpha1"
-	"github.com/tideline-io/tideline/internal/engine"
 	"github.com/tideline-io/tideline/internal/partition"
 	"github.com/tideline-io/tideline/internal/policy"
 	"github.com/tideline-io/tideline/resctrl"
@@ -213,7 +212,7 @@ func TestNoResctrl(t *testing.T) {
 	if groups != nil || f.Support != policy.Unsupported || !strings.Contains(f.Need, "tideline resctrl --mount") || err != nil {
 		t.Errorf("not mounted: %v, %+v, %v", groups, f, err)
 	}
-	if failed := k.Join(t.Context(), []engine.Member{{ID: "a", Threads: func() ([]int, error) { return []int{1}, nil }}}); len(failed) != 0 {
+	if failed := k.Join(t.Context(), []partition.Member{{ID: "a", Threads: func() ([]int, error) { return []int{1}, nil }}}); len(failed) != 0 {
 		t.Errorf("join: %v", failed)
 	}
 	if n, err := k.Clear(t.Context()); n != 0 || err != nil {
@@ -257,7 +256,7 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	forked := 0
-	member := engine.Member{ID: "a", Group: "tideline-be", Threads: func() ([]int, error) {
+	member := partition.Member{ID: "a", Group: "tideline-be", Threads: func() ([]int, error) {
 		if forked == 0 { // between the list and the move
 			forked = p.Clone(ids[0])
 			return ids, nil
@@ -265,9 +264,9 @@ func TestJoin(t *testing.T) {
 		return p.Threads(), nil
 	}}
 	whole := append(append([]int{}, theirs...), kernel.Start(1).Threads()...)
-	odd := engine.Member{ID: "b", Group: "tideline-be", Threads: func() ([]int, error) { return whole, nil }}
-	gone := engine.Member{ID: "c", Group: "tideline-be", Threads: func() ([]int, error) { return nil, errors.New("no cgroup") }}
-	failed := k.Join(t.Context(), []engine.Member{member, odd, gone})
+	odd := partition.Member{ID: "b", Group: "tideline-be", Threads: func() ([]int, error) { return whole, nil }}
+	gone := partition.Member{ID: "c", Group: "tideline-be", Threads: func() ([]int, error) { return nil, errors.New("no cgroup") }}
+	failed := k.Join(t.Context(), []partition.Member{member, odd, gone})
 	if len(failed) != 1 || failed["c"] == nil {
 		t.Errorf("failed: %v", failed)
 	}
@@ -280,7 +279,7 @@ func TestJoin(t *testing.T) {
 	}
 	// Back into the root group, but for what others have taken.
 	member.Group, odd.Group = "", ""
-	if failed := k.Join(t.Context(), []engine.Member{member, odd}); len(failed) != 0 {
+	if failed := k.Join(t.Context(), []partition.Member{member, odd}); len(failed) != 0 {
 		t.Errorf("failed: %v", failed)
 	}
 	if ids := in("tideline-be"); len(ids) != 0 {
@@ -294,7 +293,7 @@ func TestJoin(t *testing.T) {
 	if err := kernel.Rmdir("tideline-be"); err != nil {
 		t.Fatal(err)
 	}
-	if failed := k.Join(t.Context(), []engine.Member{member}); !errors.Is(failed["a"], resctrl.ErrGone) {
+	if failed := k.Join(t.Context(), []partition.Member{member}); !errors.Is(failed["a"], resctrl.ErrGone) {
 		t.Errorf("failed: %v", failed)
 	}
 }
