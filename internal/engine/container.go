@@ -729,8 +729,9 @@ func (e *Engine) gone(s *state, c *container) func(context.Context) {
 		if counted {
 			e.keep(ctx)
 		}
-		e.outcome("container files", id, nil)
-		e.outcome("container CPUs", id, nil)
+		for _, what := range []string{"container files", "container CPUs", "resctrl threads", "reconcile", "drift"} {
+			e.outcome(what, id, nil)
+		}
 		if path != "" {
 			e.outcome("journal", id, e.cfg.Cgroups.Forget(path))
 		}

@@ -89,7 +89,7 @@ func (e *Engine) keepGroups(ctx context.Context) {
 func (e *Engine) partition(ctx context.Context) (groups map[v1alpha1.Tier]policy.Group, feature policy.Feature) {
 	defer func() {
 		if r := recover(); r != nil {
-			groups, feature = nil, e.node().Features[policy.Resctrl]
+			groups, feature = e.node().Groups, e.node().Features[policy.Resctrl]
 			e.outcome("resctrl groups", "", fmt.Errorf("keep resctrl groups: panic: %v", r))
 			e.cfg.Log.Error("resctrl panicked", "panic", r)
 		}
@@ -105,6 +105,9 @@ func (e *Engine) partition(ctx context.Context) (groups map[v1alpha1.Tier]policy
 		groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, false)
 	}
 	e.outcome("resctrl groups", "", err)
+	if err != nil && groups == nil { // what there is can't be told at the moment
+		return e.node().Groups, e.node().Features[policy.Resctrl]
+	}
 	return groups, feature
 }
 
@@ -148,6 +151,8 @@ func (e *Engine) tryJoin(ctx context.Context) (err error) {
 			e.cfg.Log.Error("resctrl panicked", "panic", r)
 		}
 	}()
+	ctx, cancel := context.WithTimeout(ctx, lateTimeout) // Disable waits for it
+	defer cancel()
 	var joins []join
 	if e.query(ctx, func(s *state) {
 		loaded, node := e.policy.Load().policy, e.node()
