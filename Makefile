@@ -99,6 +99,10 @@ storm: ## pods of all tiers come, change and go and every part is restarted, by 
 	$(call storm,cri)
 	$(call storm,nri)
 
+.PHONY: e2e-resctrl
+e2e-resctrl: ## the fake of resctrl/resctrltest against the kernel's own resctrl, row by row, and containers in groups, in VMs; not part of test
+	$(call real-tier,resctrl,set -o pipefail; $(E2E) test -count=1 -timeout 30m -v ./resctrl | grep -vE '^ *(=== |vm: |own: )')
+
 .PHONY: test-crio
 test-crio: ## the NRI plugin in the real CRI-O on this machine's cgroup v1; not part of test
 	$(call real-tier,CRI-O,$(E2E) test -count=1 -timeout 30m ./crio)

@@ -44,7 +44,7 @@ func (g *Group) Schemata() (Schemata, error) {
 	return ParseSchemata(text)
 }
 
-// maxWrite is what the kernel takes of one write, less its last byte: the rest is cut off silently.
+// maxWrite is less than what the kernel takes of one write; more is E2BIG.
 const maxWrite = 4095
 
 // SetSchemata changes the settings that s names, reads them back and returns what the kernel made of them: bandwidth is

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/tideline-io/tideline/integration/parts"
+	"github.com/tideline-io/tideline/integration/vm/rdt"
 )
 
 // kernelPackage is the Debian meta package of the kernel. Its cloud variant has
@@ -29,13 +30,13 @@ type installation struct {
 
 // Prepare does what the first Run would do beforehand: for one whose Run has no network. Its progress goes to standard error.
 func Prepare(ctx context.Context) error {
-	_, err := prepare(ctx, os.Stderr, Own)
+	_, err := prepare(ctx, os.Stderr, Own, nil)
 	return err
 }
 
 // prepare makes the installation or finds it. Processes that come at the same
 // time wait for each other.
-func prepare(ctx context.Context, progress io.Writer, init Init) (installation, error) {
+func prepare(ctx context.Context, progress io.Writer, init Init, resctrl *rdt.Options) (installation, error) {
 	store, err := parts.Open(progress)
 	if err != nil {
 		return installation{}, err
@@ -62,6 +63,11 @@ func prepare(ctx context.Context, progress io.Writer, init Init) (installation, 
 	}
 	if err := once(in.kernel.dir, func(dir string) error { return a.kernel(ctx, dir) }); err != nil {
 		return installation{}, err
+	}
+	if resctrl != nil {
+		if in.kernel.vmlinux, err = patchKernel(cache, in.kernel.vmlinux, *resctrl, progress); err != nil {
+			return installation{}, err
+		}
 	}
 	if init == Systemd {
 		if in.systemd, err = a.systemdRoot(ctx, cache); err != nil {

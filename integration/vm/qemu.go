@@ -28,6 +28,7 @@ type machine struct {
 	threads                    int // of a core
 	network                    bool
 	ports                      map[int]int
+	amd                        bool
 }
 
 // portFD is the file descriptor of QEMU at which the guest's frames come out:
@@ -40,14 +41,18 @@ const portFD = 3
 const kernelArgs = "console=ttyS0 panic=-1 quiet mitigations=off nopti no_timer_check clocksource=hpet notsc psi=1"
 
 func (m machine) args() []string {
+	// Less what TCG can't emulate and would warn of.
+	cpu := "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm"
+	if m.amd {
+		cpu = "EPYC-Rome,-x2apic"
+	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none", "-serial", "stdio",
 		"-M", "q35",
 		// With a thread per CPU one boot in 20 died of "Oops: int3": TCG and the
 		// kernel's self-modifying code race.
 		"-accel", "tcg,thread=single",
-		// Haswell, less what TCG can't emulate and would warn of.
-		"-cpu", "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm",
+		"-cpu", cpu,
 		"-m", fmt.Sprintf("%dM", m.nodeMiB()*m.numaNodes),
 		"-smp", fmt.Sprintf("%d,sockets=%d,cores=%d,threads=%d", m.cpus, m.numaNodes, m.cpus/m.numaNodes/m.threads, m.threads),
 	}

@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/tideline-io/tideline/integration/vm/internal/guest"
+	"github.com/tideline-io/tideline/integration/vm/rdt"
 )
 
 // Config says what to run and in what machine.
@@ -62,6 +63,10 @@ type Config struct {
 	NUMANodes int
 	// ThreadsPerCore makes so many CPUs one core. The CPUs of a node must be a multiple of it. 0: 1.
 	ThreadsPerCore int
+
+	// Resctrl gives the machine hardware that resctrl can control, by a kernel that is made for it. Each NUMA node has an L3
+	// of its own. The program mounts resctrl itself. nil: none, and no /sys/fs/resctrl.
+	Resctrl *rdt.Options
 
 	// Init is the guest's first process. With Systemd the root cgroup is systemd's, and so are /run and /tmp, which is no
 	// tmpfs then; the program is a service.
@@ -119,7 +124,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 			err = fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}()
-	inst, err := prepare(ctx, cfg.Progress, cfg.Init)
+	inst, err := prepare(ctx, cfg.Progress, cfg.Init, cfg.Resctrl)
 	if err != nil {
 		return -1, err
 	}
@@ -141,6 +146,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 		vmlinux: inst.kernel.vmlinux, initrd: dir + "/initrd", disk: dir + "/root.img",
 		cpus: cfg.CPUs, memoryMiB: cfg.MemoryMiB, numaNodes: cfg.NUMANodes, threads: cfg.ThreadsPerCore,
 		network: cfg.Network, ports: cfg.Ports,
+		amd: cfg.Resctrl != nil && cfg.Resctrl.Vendor == rdt.AMD,
 	}
 	if err := os.WriteFile(m.initrd, initrd, 0o600); err != nil {
 		return -1, err
@@ -193,6 +199,11 @@ func (c *Config) complete() error {
 		bad("%d CPUs of a node can't be divided into cores of %d threads", c.CPUs/c.NUMANodes, c.ThreadsPerCore)
 	} else if c.MemoryMiB < 256*c.NUMANodes {
 		bad("memory %d MiB: want 256 for each of %d NUMA nodes", c.MemoryMiB, c.NUMANodes)
+	}
+	if c.Resctrl != nil {
+		if err := c.Resctrl.Check(); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	if c.Limit < 0 {
 		bad("limit %s: negative", c.Limit)

@@ -341,19 +341,29 @@ func (f *FS) foresee(l *ledger, settings []policy.Setting) error {
 // kernel lacks is left out; a cgroup that is gone is ErrGone.
 func (f *FS) Drift(p Path, settings []policy.Setting) ([]Change, error) {
 	var out []Change
+	groups := map[string]*group{} // by controller
+	defer func() {
+		for _, g := range groups {
+			g.Close()
+		}
+	}()
 	for _, s := range settings {
 		if s.Knob == policy.CPUWeight && s.Value == policy.Unset {
 			continue // what idle leaves
 		}
-		g, err := f.open(p, s.Knob)
-		if errors.As(err, new(ErrUnsupported)) {
-			continue
-		}
-		if err != nil {
-			return nil, &Error{Op: "read", Path: p, Knob: s.Knob, Err: err}
+		g, opened := groups[controllerOf(s.Knob)]
+		if !opened {
+			var err error
+			g, err = f.open(p, s.Knob)
+			if errors.As(err, new(ErrUnsupported)) {
+				continue
+			}
+			if err != nil {
+				return nil, &Error{Op: "read", Path: p, Knob: s.Knob, Err: err}
+			}
+			groups[controllerOf(s.Knob)] = g
 		}
 		places, err := f.places(g, s.Knob)
-		g.Close()
 		if errors.As(err, new(ErrUnsupported)) {
 			continue
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // reconcileEvery is how often the files of running containers and pods are compared with what was decided.
-const reconcileEvery = 3 * time.Second
+const reconcileEvery = 4 * time.Second
 
 // A value that somebody else keeps changing is repaired maxRepairs times within repairWindow, and then left alone for
 // leaveFor: two writers that fight help nobody.

@@ -114,7 +114,7 @@ func TestReconcileModes(t *testing.T) {
 			_, at := m.make(p, "app", asks(2, 0, 0))
 			m.eventually("idle", func() bool { return m.file(at, "cpu.idle") == "1" })
 			m.overwrite(at, "cpu.idle", "0")
-			time.Sleep(4 * time.Second)
+			time.Sleep(5 * time.Second)
 			if m.file(at, "cpu.idle") != "0" || m.status().Counts.Repairs != 0 {
 				t.Errorf("idle is %s again, %d repairs told", m.file(at, "cpu.idle"), m.status().Counts.Repairs)
 			}

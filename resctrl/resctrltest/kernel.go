@@ -15,7 +15,6 @@ package resctrltest
 
 import (
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"path"
@@ -39,6 +38,7 @@ type Kernel struct {
 	options   resctrl.MountOptions
 	readOnly  bool
 	status    string
+	full      bool // the status, so that nothing more is added
 	root      *group
 	groups    map[string]*group // but the root
 	resources []*resource       // as schemata shows them
@@ -49,6 +49,7 @@ type Kernel struct {
 	assign    string // "mbm_event" or "default", where counters are assignable
 	tasks     map[int]*task
 	lastID    int
+	lastAge   int
 }
 
 // resource is a line of schemata.
@@ -63,6 +64,7 @@ type resource struct {
 type group struct {
 	name     string
 	parent   *group // of a monitoring group
+	age      int    // among those of its parent, the oldest first
 	closid   int
 	rmid     int
 	mode     resctrl.Mode
@@ -164,7 +166,8 @@ func (k *Kernel) Mount(o resctrl.MountOptions) error {
 	if o.CDP && !capable("L3") || o.CDPL2 && !capable("L2") || o.MBps && !(linear && monitored) || o.Debug && k.old() {
 		return syscall.EINVAL
 	}
-	k.mounted, k.options, k.status = true, o, ""
+	k.mounted, k.options = true, o
+	k.hush()
 	k.resources = nil
 	for i := range k.layout.Caches {
 		c := &k.layout.Caches[i]
@@ -242,7 +245,7 @@ func (k *Kernel) Before(f func(op, name string) error) {
 func (k *Kernel) SetStatus(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.status = text
+	k.status, k.full = text, false
 }
 
 // begin locks for one operation.
@@ -271,7 +274,24 @@ func (k *Kernel) begin(op, name string, change bool) error {
 
 func (k *Kernel) old() bool { return k.layout.Kernel == "6.1" }
 
-func (k *Kernel) say(format string, args ...any) { k.status += fmt.Sprintf(format, args...) }
+// say adds to last_cmd_status, which holds 511 bytes. A text that is too long is cut if it is a format, or else left out, and
+// nothing more is added.
+func (k *Kernel) say(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	const room = 511
+	switch {
+	case k.full:
+	case len(k.status)+len(text) <= room:
+		k.status += text
+	default:
+		if k.full = true; len(args) > 0 {
+			k.status = (k.status + text)[:room]
+		}
+	}
+}
+
+// hush empties last_cmd_status.
+func (k *Kernel) hush() { k.status, k.full = "", false }
 
 func (k *Kernel) newGroup(name string) *group {
 	g := &group{
@@ -384,7 +404,7 @@ func (k *Kernel) ReadFile(name string) (string, error) {
 		if k.list(g, rest) != nil {
 			return "", syscall.EISDIR
 		}
-		return "", syscall.ENOENT
+		return "", k.missing(name)
 	}
 	return text, nil
 }
@@ -408,13 +428,23 @@ func (k *Kernel) ReadDir(name string) ([]resctrl.Entry, error) {
 		if k.isFile(g, rest) {
 			return nil, syscall.ENOTDIR
 		}
-		return nil, syscall.ENOENT
+		return nil, k.missing(name)
 	}
 	var found []resctrl.Entry
 	for _, n := range slices.Sorted(maps.Keys(list)) {
 		found = append(found, resctrl.Entry{Name: n, Dir: list[n]})
 	}
 	return found, nil
+}
+
+// missing is the error of a name that leads nowhere.
+func (k *Kernel) missing(name string) error {
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if g, rest := k.place(dir); k.isFile(g, rest) {
+			return syscall.ENOTDIR
+		}
+	}
+	return syscall.ENOENT
 }
 
 // list is what a directory has, and which of it are directories. It is nil if there is no such directory.
@@ -500,6 +530,9 @@ func (k *Kernel) Mkdir(name string) error {
 		}
 		return syscall.EPERM
 	}
+	if name == "." {
+		return syscall.EINVAL // as resctrl.OS
+	}
 	dir, base := path.Dir(name), path.Base(name)
 	g, rest := k.place(name)
 	if k.isFile(g, rest) || k.list(g, rest) != nil {
@@ -507,10 +540,7 @@ func (k *Kernel) Mkdir(name string) error {
 	}
 	g, rest = k.place(dir)
 	if k.list(g, rest) == nil {
-		if k.isFile(g, rest) {
-			return syscall.ENOTDIR
-		}
-		return syscall.ENOENT
+		return k.missing(name)
 	}
 	switch {
 	case strings.Contains(base, "\n"):
@@ -568,8 +598,8 @@ func (k *Kernel) initial(r *resource, domain int) resctrl.Mask {
 		}
 	}
 	mask |= resctrl.Ways(0, r.cache.Bits) &^ used
-	if runs := mask.Runs(); !r.cache.Sparse && len(runs) > 0 {
-		return runs[0]
+	if runs := mask.Runs(); len(runs) > 0 {
+		return runs[0] // where holes are allowed too
 	}
 	return mask
 }
@@ -591,7 +621,8 @@ func (k *Kernel) mkdirMon(parent *group, name string) error {
 		return err
 	}
 	g := k.newGroup(name)
-	g.parent, g.rmid, g.values, g.mon = parent, rmid, nil, nil
+	k.lastAge++
+	g.parent, g.age, g.rmid, g.values, g.mon = parent, k.lastAge, rmid, nil, nil
 	parent.mon[name] = g
 	return nil
 }
@@ -634,7 +665,7 @@ func (k *Kernel) Rmdir(name string) error {
 		if k.isFile(g, rest) {
 			return syscall.ENOTDIR
 		}
-		return syscall.ENOENT
+		return k.missing(name)
 	case rest != "":
 		return syscall.EPERM
 	case g == k.root:
@@ -678,12 +709,21 @@ func (k *Kernel) Rename(from, to string) error {
 	g, rest := k.place(from)
 	isFile := k.isFile(g, rest)
 	if !isFile && k.list(g, rest) == nil {
-		return syscall.ENOENT
+		return k.missing(from)
 	}
 	dir, base := path.Dir(to), path.Base(to)
 	parent, where := k.place(dir)
 	if k.list(parent, where) == nil {
-		return syscall.ENOENT
+		return k.missing(to)
+	}
+	// What file systems never hear of.
+	switch {
+	case from == to:
+		return nil
+	case strings.HasPrefix(to, from+"/"):
+		return syscall.EINVAL
+	case strings.HasPrefix(from, to+"/"):
+		return syscall.ENOTEMPTY
 	}
 	if k.old() {
 		return syscall.EPERM
@@ -691,7 +731,7 @@ func (k *Kernel) Rename(from, to string) error {
 	if strings.HasPrefix(rest+"/", "info/") || strings.HasPrefix(where+"/", "info/") {
 		return syscall.ENOENT
 	}
-	k.status = ""
+	k.hush()
 	switch {
 	case isFile:
 		k.say("Source and destination must be directories")
@@ -709,12 +749,16 @@ func (k *Kernel) Rename(from, to string) error {
 		return syscall.EEXIST
 	}
 	delete(g.parent.mon, g.name)
+	if parent != g.parent {
+		k.lastAge++
+		g.age = k.lastAge
+	}
 	g.name, g.parent = base, parent
 	parent.mon[base] = g
 	return nil
 }
 
-// WriteFile writes a file. Of more than a page the kernel takes the first page.
+// WriteFile writes a file. A write of more than a page is E2BIG.
 func (k *Kernel) WriteFile(name, data string) error {
 	err := k.begin("write", name, true)
 	defer k.mu.Unlock()
@@ -729,17 +773,13 @@ func (k *Kernel) WriteFile(name, data string) error {
 		if k.list(g, rest) != nil {
 			return syscall.EISDIR
 		}
-		return syscall.ENOENT
+		return k.missing(name)
 	}
 	const page = 4096
-	taken := data[:min(len(data), page)]
-	if err := k.store(g, rest, taken); err != nil {
-		return err
+	if len(data) > page {
+		return syscall.E2BIG
 	}
-	if len(taken) < len(data) {
-		return fmt.Errorf("kernel took %d of %d bytes: %w", len(taken), len(data), io.ErrShortWrite)
-	}
-	return nil
+	return k.store(g, rest, data)
 }
 
 func (k *Kernel) store(g *group, file, data string) error {
@@ -757,7 +797,8 @@ func (k *Kernel) store(g *group, file, data string) error {
 	case "mbm_L3_assignments":
 		return k.storeAssignments(g, data)
 	case "info/L3_MON/max_threshold_occupancy":
-		n, err := strconv.ParseUint(trim(data), 0, 32)
+		// As kstrtouint reads: a sign may be there, spaces may not.
+		n, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSuffix(data, "\n"), "+"), 0, 32)
 		switch {
 		case err != nil && strings.Contains(err.Error(), "range"):
 			return syscall.ERANGE

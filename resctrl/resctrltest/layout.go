@@ -141,7 +141,7 @@ func AMD() Layout {
 		Name: "amd", Kernel: "6.12", CPUs: 4,
 		Caches:     []Cache{{Name: "L3", Bits: 16, CLOSIDs: 16, Sparse: true, CDP: true, Bytes: 16 << 20, Domains: d}},
 		Bandwidths: []Bandwidth{units, slow},
-		Monitor:    &Monitor{RMIDs: 64, Events: allEvents, Unit: 64, Threshold: 8192, Limit: 16 << 20, Domains: d},
+		Monitor:    &Monitor{RMIDs: 64, Events: allEvents, Unit: 64, Threshold: 8192, Limit: 512 << 10, Domains: d},
 	}
 }
 

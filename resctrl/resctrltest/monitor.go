@@ -2,6 +2,8 @@ package resctrltest
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,22 +26,22 @@ func (k *Kernel) SetCounter(path string, domain int, event, text string) {
 	g.counters[event][domain] = text
 }
 
-// counter adds up a control group and its monitoring groups. Who has no value is left out, unless nobody has one.
+// counter adds up a control group and its monitoring groups. Who has no value is left out, unless nobody has one: then
+// it is what the newest one reads.
 func (k *Kernel) counter(g *group, event string, domain int) string {
-	members := []*group{g}
-	for _, m := range g.mon {
-		members = append(members, m)
-	}
+	members := slices.SortedFunc(maps.Values(g.mon), func(a, b *group) int { return a.age - b.age })
 	var sum uint64
 	counted := false
-	for _, m := range members {
-		if n, err := strconv.ParseUint(k.own(m, event, domain), 10, 64); err == nil {
+	var last string
+	for _, m := range append([]*group{g}, members...) {
+		last = k.own(m, event, domain)
+		if n, err := strconv.ParseUint(last, 10, 64); err == nil {
 			sum += n
 			counted = true
 		}
 	}
 	if !counted {
-		return k.own(g, event, domain)
+		return last
 	}
 	return strconv.FormatUint(sum, 10)
 }
@@ -130,7 +132,7 @@ func (k *Kernel) storeAssignments(g *group, data string) error {
 	if !ok {
 		return syscall.EINVAL
 	}
-	k.status = ""
+	k.hush()
 	for line := range strings.SplitSeq(text, "\n") {
 		event, rest, _ := strings.Cut(line, ":")
 		if !k.assignable(event) {

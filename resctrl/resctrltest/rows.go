@@ -2,6 +2,7 @@ package resctrltest
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 )
 
@@ -132,6 +133,7 @@ func intelTable() []Section {
 			written("g1/schemata", "L3CODE:0=3\n").bad("Unknown or unsupported resource name 'L3CODE'"),
 			written("g1/schemata", "L2:0=3\n").bad("Unknown or unsupported resource name 'L2'"),
 			written("g1/schemata", "XX:0=3\n").bad("Unknown or unsupported resource name 'XX'"),
+			written("g1/schemata", strings.Repeat("X", 600)+":0=3\n").bad("Unknown or unsupported resource name '" + strings.Repeat("X", 473)),
 			written("g1/schemata", "\n").bad("Missing ':'"),
 			written("g1/schemata", "").bad(""),
 			written("g1/schemata", "L3:0=600\n"),
@@ -187,6 +189,7 @@ func intelTable() []Section {
 			written("g2/tasks", "2\n").then("g2/tasks", "1\n2\n{B}\n"),
 			written("g2/tasks", "0\n"),
 			removed("g2").then("tasks", "{lines}{B}\n{lines}"),
+			written("g1/tasks", strings.Repeat("1,", 2048)+"1").fails(syscall.E2BIG, ""),
 			reads("g2/tasks", "").fails(syscall.ENOENT, ""),
 			written("g2/tasks", "{A}\n").fails(syscall.ENOENT, ""),
 		}},
@@ -199,6 +202,10 @@ func intelTable() []Section {
 			written("g1/cpus_list", "x\n").bad("Bad CPU list/mask"),
 			written("g1/cpus", "f\n").then("g1/cpus_list", "0-3\n").then("cpus_list", "\n"),
 			written("g1/cpus", "10\n").fails(syscall.EOVERFLOW, "Bad CPU list/mask").then("g1/cpus", "f\n"),
+			written("g1/cpus", "0,00000001\n").fails(syscall.EOVERFLOW, "Bad CPU list/mask").then("g1/cpus", "f\n"),
+			written("g1/cpus", "\n").then("g1/cpus", "0\n"),
+			written("g1/cpus_list", "0-3:1/2\n").then("g1/cpus_list", "0,2\n"),
+			written("g1/cpus_list", "1,,\n").then("g1/cpus_list", "1\n"),
 			written("g1/cpus", "2\n").then("cpus_list", "0,2-3\n"),
 			written("g1/cpus_list", "\n").then("cpus", "f\n"),
 			written("g1/cpus_list", "2-3\n").then("g1/cpus", "c\n").then("cpus_list", "0-1\n"),
@@ -272,6 +279,7 @@ func intelTable() []Section {
 			written("g1", "1\n").fails(syscall.EISDIR, ""),
 			reads("g1", "").fails(syscall.EISDIR, ""),
 			lists("g1/tasks", "").fails(syscall.ENOTDIR, ""),
+			reads("g1/tasks/x", "").fails(syscall.ENOTDIR, ""),
 		}},
 		{"rename", []Row{
 			made("g1"), made("g2"), made("g1/mon_groups/x"), made("mon_groups/m1"),
@@ -282,6 +290,8 @@ func intelTable() []Section {
 			renamed("g1/tasks", "g1/tasks2").fails(syscall.EPERM, "Source and destination must be directories").old(syscall.EPERM, ""),
 			renamed("info", "info2").fails(syscall.ENOENT, "").old(syscall.EPERM, ""),
 			renamed("nosuch", "g3").fails(syscall.ENOENT, ""),
+			renamed("g2", "g2"),
+			renamed("g2", "g2/mon_groups/z").bad(""),
 		}},
 		{"no CLOSID", intelCLOSIDs()},
 		{"status", []Row{
@@ -321,6 +331,7 @@ func intelTable() []Section {
 			written("info/L3_MON/"+occupancy, "65537\n").then("info/L3_MON/"+occupancy, "65536\n"),
 			written("info/L3_MON/"+occupancy, "99999999999\n").fails(syscall.ERANGE, ""),
 			written("info/L3_MON/"+occupancy, "x\n").bad(""),
+			written("info/L3_MON/"+occupancy, " 65536\n").bad(""),
 			written("info/L3_MON/"+occupancy, "0\n").then("info/L3_MON/"+occupancy, "0\n"),
 			written("info/L3_MON/"+occupancy, "4194304\n").then("info/L3_MON/"+occupancy, "4194304\n"),
 		}},
@@ -433,6 +444,13 @@ func l2Table() []Section {
 			made("g1/mon_groups/x").fails(syscall.ENOENT, ""),
 			made("g1/sub").fails(syscall.EPERM, ""),
 		}},
+		{"first run", []Row{
+			made("g1"),
+			written("schemata", "L2:0=1;1=1;2=1;3=1\nL3:0=1;1=1\n"),
+			written("g1/schemata", "L2:0=8;1=8;2=8;3=8\nL3:0=10;1=10\n"),
+			written("g1/mode", "exclusive\n"),
+			made("g2").then("g2/schemata", "    MB:0=  100;1=  100\n    L2:0=00007;1=00007;2=00007;3=00007\n    L3:0=0000f;1=0000f\n"),
+		}},
 		{"no CLOSID", append(someGroups("c%d", 3), made("c3").fails(syscall.ENOSPC, "Out of CLOSIDs"))},
 	}
 }
@@ -462,6 +480,13 @@ func amdTable() []Section {
 			written("g1/schemata", "SMBA:0=100\n").
 				then("g1/schemata", "  SMBA:0= 100;1=2048;2=2048;3=2048\n    MB:0=  17;1=2048;2=2048;3=2048\n    L3:0=ffff;1=ffff;2=ffff;3=ffff\n").
 				then("g1/size", "  SMBA:0=100;1=2048;2=2048;3=2048\n    MB:0=17;1=2048;2=2048;3=2048\n    L3:0=16777216;1=16777216;2=16777216;3=16777216\n"),
+		}},
+		{"first run", []Row{
+			made("g1"),
+			written("schemata", "L3:0=1;1=1;2=1;3=1\n"),
+			written("g1/schemata", "L3:0=10;1=10;2=10;3=10\n"),
+			written("g1/mode", "exclusive\n"),
+			made("g2").then("g2/schemata", "  SMBA:0=2048;1=2048;2=2048;3=2048\n    MB:0=2048;1=2048;2=2048;3=2048\n    L3:0=000f;1=000f;2=000f;3=000f\n"),
 		}},
 	}
 }

@@ -133,7 +133,7 @@ func RunTable(files resctrl.Files, l Layout, tasks []int) ([]Result, error) {
 	const threshold = "info/L3_MON/max_threshold_occupancy"
 	if before, err := files.ReadFile(threshold); err == nil {
 		// Above what the RMIDs of the machine in the VM claim to occupy: so none stays in limbo forever.
-		if err := files.WriteFile(threshold, "4194304\n"); err != nil {
+		if err := files.WriteFile(threshold, fmt.Sprintf("%d\n", min(4<<20, l.Monitor.Limit))); err != nil {
 			return nil, fmt.Errorf("write %s: %w", threshold, err)
 		}
 		defer func() { _ = files.WriteFile(threshold, before) }() // best effort: it only governs limbo

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The same table runs against a real kernel in integration/rdt.
+// The same table runs against a real kernel in integration/resctrl.
 func TestTable(t *testing.T) {
 	t.Parallel()
 	for _, l := range Layouts() {

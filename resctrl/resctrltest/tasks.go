@@ -102,10 +102,10 @@ func (k *Kernel) storeTasks(g *group, data string) error {
 		if err != nil || id < 0 {
 			return syscall.EINVAL
 		}
-		k.status = ""
+		k.hush()
 		return k.moveTask(g, id)
 	}
-	k.status = ""
+	k.hush()
 	for rest := data; rest != "" && rest[0] != '\n'; {
 		var text string
 		text, rest, _ = strings.Cut(rest, ",")

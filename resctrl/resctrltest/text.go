@@ -29,13 +29,14 @@ func (k *Kernel) text(g *group, file string) (text string, ok bool) {
 	case "tasks":
 		var b strings.Builder
 		for _, id := range slices.Sorted(maps.Keys(k.tasks)) {
-			if t := k.tasks[id]; t.group == g || control && t.group.parent == g {
+			// Where nothing can be allocated a control group shows none.
+			if t := k.tasks[id]; t.group == g && (!control || len(k.resources) > 0) || control && t.group.parent == g && len(k.resources) > 0 {
 				fmt.Fprintf(&b, "%d\n", id)
 			}
 		}
 		return b.String(), true
 	case "cpus":
-		return cpuMask(g.cpus) + "\n", true
+		return cpuMask(g.cpus, k.layout.CPUs) + "\n", true
 	case "cpus_list":
 		return cpuList(g.cpus) + "\n", true
 	case "schemata":
@@ -234,19 +235,16 @@ func size(r *resource, v uint64) string {
 	return strconv.FormatUint(r.cache.Bytes/uint64(r.cache.Bits)*uint64(resctrl.Mask(v).Bits()), 10)
 }
 
-// cpuMask is a hexadecimal mask with a comma after each 32 bits.
-func cpuMask(cpus map[int]bool) string {
-	words := make([]uint32, 1)
+// cpuMask is a hexadecimal mask of n CPUs with a comma after each 32.
+func cpuMask(cpus map[int]bool, n int) string {
+	words := make([]uint32, (n+31)/32)
 	for c := range cpus {
-		for len(words) <= c/32 {
-			words = append(words, 0)
-		}
 		words[c/32] |= 1 << (c % 32)
 	}
-	slices.Reverse(words)
-	text := strconv.FormatUint(uint64(words[0]), 16)
-	for _, w := range words[1:] {
-		text += fmt.Sprintf(",%08x", w)
+	last := len(words) - 1
+	text := fmt.Sprintf("%0*x", (n-32*last+3)/4, words[last])
+	for i := last - 1; i >= 0; i-- {
+		text += fmt.Sprintf(",%08x", words[i])
 	}
 	return text
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/tideline-io/tideline/resctrl"
 )
@@ -19,7 +20,7 @@ func (k *Kernel) storeSchemata(g *group, data string) error {
 	if !ok {
 		return syscall.EINVAL
 	}
-	k.status = ""
+	k.hush()
 	values := staged{}
 	for line := range strings.SplitSeq(lines, "\n") {
 		name, rest, ok := strings.Cut(line, ":")
@@ -169,7 +170,7 @@ func (k *Kernel) storeMode(g *group, data string) error {
 	if !ok {
 		return syscall.EINVAL
 	}
-	k.status = ""
+	k.hush()
 	mode := resctrl.Mode(text)
 	switch {
 	case mode == g.mode:
@@ -214,7 +215,7 @@ func (k *Kernel) makeExclusive(g *group) error {
 }
 
 func (k *Kernel) storeCPUs(g *group, data string, list bool) error {
-	cpus, err := k.parseCPUs(trim(data), list)
+	cpus, err := k.parseCPUs(data, list)
 	if err != nil {
 		k.say("Bad CPU list/mask\n")
 		return err
@@ -275,41 +276,98 @@ func drop(from, cpus map[int]bool) {
 	}
 }
 
+// parseCPUs reads as bitmap_parse and bitmap_parselist of the kernel do: up to the first end of a line.
 func (k *Kernel) parseCPUs(text string, list bool) (map[int]bool, error) {
+	text, _, _ = strings.Cut(text, "\n")
+	parts := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
+	if list {
+		return k.parseListOfCPUs(parts)
+	}
+	return k.parseMaskOfCPUs(parts)
+}
+
+// parseMaskOfCPUs reads words of 32 bits, the last one first.
+func (k *Kernel) parseMaskOfCPUs(words []string) (map[int]bool, error) {
 	cpus := map[int]bool{}
-	if !list {
-		v, err := strconv.ParseUint(strings.ReplaceAll(text, ",", ""), 16, 64)
+	for i, w := range slices.Backward(words) {
+		first := 32 * (len(words) - 1 - i)
+		v, err := strconv.ParseUint(w, 16, 32)
 		switch {
-		case errors.Is(err, strconv.ErrRange), err == nil && k.layout.CPUs < 64 && v>>k.layout.CPUs != 0:
+		case first >= k.layout.CPUs, errors.Is(err, strconv.ErrRange), len(w) > 8 && err == nil:
 			return nil, syscall.EOVERFLOW
 		case err != nil:
 			return nil, syscall.EINVAL
+		case v>>min(32, k.layout.CPUs-first) != 0:
+			return nil, syscall.EOVERFLOW
 		}
-		for c := range 64 {
+		for c := range 32 {
 			if v>>c&1 == 1 {
-				cpus[c] = true
+				cpus[first+c] = true
 			}
 		}
-		return cpus, nil
 	}
-	if text == "" {
-		return cpus, nil
-	}
-	for part := range strings.SplitSeq(text, ",") {
-		a, b, ranged := strings.Cut(part, "-")
-		if !ranged {
-			b = a
+	return cpus, nil
+}
+
+// parseListOfCPUs reads "4", "0-3", "0-7:1/2" (of each two the first), "all" and "N" for the last CPU.
+func (k *Kernel) parseListOfCPUs(regions []string) (map[int]bool, error) {
+	cpus := map[int]bool{}
+	number := func(s string) (int, error) {
+		if s == "N" {
+			return k.layout.CPUs - 1, nil
 		}
-		first, err1 := strconv.ParseUint(a, 10, 31)
-		last, err2 := strconv.ParseUint(b, 10, 31)
+		n, err := strconv.ParseUint(s, 10, 32)
+		if errors.Is(err, strconv.ErrRange) {
+			return 0, syscall.EOVERFLOW
+		}
+		if err != nil {
+			return 0, syscall.EINVAL
+		}
+		return int(n), nil
+	}
+	for _, region := range regions {
+		span, pattern, patterned := strings.Cut(region, ":")
+		from, to, ranged := strings.Cut(span, "-")
+		if strings.EqualFold(span, "all") {
+			from, to, ranged = "0", "N", true
+		}
+		if !ranged {
+			if patterned {
+				return nil, syscall.EINVAL
+			}
+			to = from
+		}
+		first, err := number(from)
+		if err != nil {
+			return nil, err
+		}
+		last, err := number(to)
+		if err != nil {
+			return nil, err
+		}
+		used, size := last+1, last+1
+		if patterned {
+			a, b, ok := strings.Cut(pattern, "/")
+			if !ok {
+				return nil, syscall.EINVAL
+			}
+			if used, err = number(a); err != nil {
+				return nil, err
+			}
+			if size, err = number(b); err != nil {
+				return nil, err
+			}
+		}
 		switch {
-		case err1 != nil || err2 != nil || last < first:
+		case last < first || size == 0 || used > size:
 			return nil, syscall.EINVAL
-		case last >= uint64(k.layout.CPUs):
+		case last >= k.layout.CPUs:
 			return nil, syscall.ERANGE
 		}
 		for c := first; c <= last; c++ {
-			cpus[int(c)] = true
+			if (c-first)%size < used {
+				cpus[c] = true
+			}
 		}
 	}
 	return cpus, nil
