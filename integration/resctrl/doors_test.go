@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -57,6 +58,28 @@ var screens = []struct {
 
 func TestGuestDoors(t *testing.T) {
 	needGuest(t)
+	dir, err := own.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli := func(args ...string) (string, error) {
+		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, own.CLI), args...).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := cli("resctrl"); err != nil || !strings.Contains(out, "tideline resctrl --mount") {
+		t.Errorf("resctrl before it is mounted: %v\n%s", err, out)
+	}
+	for _, when := range []string{"not mounted", "mounted already"} {
+		if out, err := cli("resctrl", "--mount"); err != nil || !strings.Contains(out, "mounted at "+root) {
+			t.Fatalf("--mount, %s: %v\n%s", when, err, out)
+		}
+	}
+	if out, err := cli("resctrl", "--mount", "--mount-options", "cdp"); err == nil || !strings.Contains(out, "with no options") {
+		t.Errorf("--mount with other options: %v\n%s", err, out)
+	}
+	if err := unix.Unmount(root, 0); err != nil {
+		t.Fatal(err)
+	}
 	mounted(t, "", func() { guestDoors(t, os.Getenv(doorEnv)) })
 }
 
