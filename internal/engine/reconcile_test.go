@@ -53,7 +53,7 @@ func TestReconcile(t *testing.T) {
 				return m.file(at, "cpuset.cpus") == "1-3" && m.file(at, m.name("cpu.cfs_quota_us", "cpu.max")) == quota && m.file(at, "cpu.idle") == "1" &&
 					m.file(pod, m.name("blkio.bfq.weight", "io.bfq.weight")) == weight
 			})
-			if n := m.status().Counts.Repairs; n != 3 {
+			if n := m.status().Counts.Repairs; n < 2 || n > 3 { // its start may have had its CPUs looked at
 				t.Errorf("%d repairs told", n)
 			}
 
