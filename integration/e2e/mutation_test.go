@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -17,7 +18,7 @@ import (
 )
 
 // TestMutations: each way by which a value reaches the kernel, disabled on purpose, turns the demo red. A check that
-// can't fail would be worth nothing.
+// can't fail would be worth nothing. The mutants do not reconcile, which would make good for each of them within seconds.
 func TestMutations(t *testing.T) {
 	root, err := own.Root()
 	if err != nil {
@@ -32,7 +33,7 @@ func TestMutations(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
-			t.Setenv(own.DirEnv, mutant(t, ctx, root, m.file, m.from, m.to))
+			t.Setenv(own.DirEnv, mutant(t, ctx, root, []change{{m.file, m.from, m.to}, {"internal/engine/pools.go", "e.reconcileFiles(ctx, drifts)", "_ = drifts"}}))
 			bad, err := demo.Run(ctx, lab.ForTest(t, "mutant"), io.Discard, demo.Options{Manifests: manifests(t)})
 			if err == nil && len(bad) == 0 {
 				t.Errorf("the demo passes though %s", m.name)
@@ -42,27 +43,34 @@ func TestMutations(t *testing.T) {
 	}
 }
 
-// mutant builds the proxy with one place of its source changed, beside the other programs as they are.
-func mutant(t *testing.T, ctx context.Context, root, file, from, to string) string {
+// change is one place of a source file.
+type change struct{ file, from, to string }
+
+// mutant builds the proxy with some places of its source changed, beside the other programs as they are.
+func mutant(t *testing.T, ctx context.Context, root string, changes []change) string {
 	t.Helper()
-	src := filepath.Join(root, file)
-	b, err := os.ReadFile(src)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(b), from); n != 1 {
-		t.Fatalf("%s has %d places %q, want 1: name the place anew", file, n, from)
-	}
 	dir := t.TempDir()
-	changed, overlay := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json")
-	list, err := json.Marshal(map[string]map[string]string{"Replace": {src: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, data := range map[string]string{changed: strings.Replace(string(b), from, to, 1), overlay: string(list)} {
-		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+	overlay, replace := filepath.Join(dir, "overlay.json"), map[string]string{}
+	for i, c := range changes {
+		src := filepath.Join(root, c.file)
+		b, err := os.ReadFile(src)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if n := strings.Count(string(b), c.from); n != 1 {
+			t.Fatalf("%s has %d places %q, want 1: name the place anew", c.file, n, c.from)
+		}
+		replace[src] = filepath.Join(dir, fmt.Sprintf("changed%d.go", i))
+		if err := os.WriteFile(replace[src], []byte(strings.Replace(string(b), c.from, c.to, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := json.Marshal(map[string]map[string]string{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(overlay, list, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	bin := filepath.Join(dir, "bin")
 	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", overlay, "-trimpath", "-o", filepath.Join(bin, own.Proxy), "./runtime-proxy")
