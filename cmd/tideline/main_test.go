@@ -282,15 +282,6 @@ func TestSnapshot(t *testing.T) {
 // fakeDoor answers on a control socket. Its path is short, since a socket's may have 107 bytes.
 func fakeDoor(t *testing.T, status control.Status, pod []control.Explained, report control.DisableReport) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "c.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	answer := func(w http.ResponseWriter, v any) {
 		if err := json.NewEncoder(w).Encode(v); err != nil {
 			t.Error(err)
@@ -345,7 +336,22 @@ func fakeDoor(t *testing.T, status control.Status, pod []control.Explained, repo
 		answer(w, s)
 	})
 	mux.HandleFunc("POST "+control.PathDisable, func(w http.ResponseWriter, _ *http.Request) { answer(w, report) })
-	server := &http.Server{Handler: mux}
+	return serve(t, mux)
+}
+
+// serve answers on a control socket, whose path it gives, until the test ends. Paths of sockets are short.
+func serve(t *testing.T, h http.Handler) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "tl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "c.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: h}
 	done := make(chan struct{})
 	go func() { server.Serve(l); close(done) }()
 	t.Cleanup(func() { server.Close(); <-done })

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path"
@@ -233,26 +232,13 @@ func mountedWith(l resctrltest.Layout) string {
 // containersDoor is a door that knows these containers.
 func containersDoor(t *testing.T, list []control.Container) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "c.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+control.PathContainers, func(w http.ResponseWriter, _ *http.Request) {
 		if err := json.NewEncoder(w).Encode(list); err != nil {
 			t.Error(err)
 		}
 	})
-	server := &http.Server{Handler: mux}
-	done := make(chan struct{})
-	go func() { server.Serve(l); close(done) }()
-	t.Cleanup(func() { server.Close(); <-done })
-	return filepath.Join(dir, "c.sock")
+	return serve(t, mux)
 }
 
 // run runs the program on a machine. Its clock goes on a second a call.

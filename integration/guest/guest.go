@@ -45,24 +45,39 @@ type Config struct {
 	Network bool
 }
 
-// Run builds what is missing, boots, runs this program with Args, and returns its exit status.
-func Run(ctx context.Context, cfg Config) (int, error) {
-	store, err := parts.Open(os.Stderr)
+// Equip gives a machine what a node is made of: a container runtime and further parts, images, and Tideline's own programs. It
+// builds what is missing. Package lab finds all of it in the guest.
+func Equip(ctx context.Context, machine *vm.Config, progress io.Writer, further ...string) error {
+	store, err := parts.Open(progress)
 	if err != nil {
-		return -1, err
+		return err
 	}
-	built, err := store.Build(ctx, append(parts.ContainerRuntime(), cfg.Parts...)...)
+	built, err := store.Build(ctx, append(parts.ContainerRuntime(), further...)...)
 	if err != nil {
-		return -1, err
+		return err
 	}
 	archive, err := images.Archive(ctx, store)
 	if err != nil {
-		return -1, err
+		return err
 	}
-	bin, err := own.Build(ctx, os.Stderr)
+	bin, err := own.Build(ctx, progress)
 	if err != nil {
-		return -1, err
+		return err
 	}
+	machine.Files[partsDir+"/"+filepath.Base(archive)] = archive
+	for name, p := range built {
+		machine.Files[partsDir+"/"+name] = p
+	}
+	for _, name := range []string{own.Proxy, own.Plugin, own.CLI, own.Readback} {
+		machine.Files[binDir+"/"+name] = filepath.Join(bin, name)
+	}
+	machine.Modules = append(machine.Modules, "veth", "bridge")
+	machine.Env = append(machine.Env, parts.DirEnv+"="+partsDir, own.DirEnv+"="+binDir)
+	return nil
+}
+
+// Run builds what is missing, boots, runs this program with Args, and returns its exit status.
+func Run(ctx context.Context, cfg Config) (int, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return -1, err
@@ -71,25 +86,23 @@ func Run(ctx context.Context, cfg Config) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	files := map[string]string{"/tideline/run": self, path.Dir(Manifests): filepath.Join(root, "deploy", "examples"), partsDir + "/" + filepath.Base(archive): archive}
-	for name, p := range built {
-		files[partsDir+"/"+name] = p
+	machine := vm.Config{
+		Files:   map[string]string{"/tideline/run": self, path.Dir(Manifests): filepath.Join(root, "deploy", "examples")},
+		Program: "/tideline/run", Args: cfg.Args,
+		Init: cfg.Init, NUMANodes: cfg.NUMA, ThreadsPerCore: cfg.Threads, CPUs: cfg.CPUs, MemoryMiB: cfg.Memory, Limit: cfg.Limit, Stdout: cfg.Stdout, Ports: cfg.Port, Network: cfg.Network,
 	}
-	for _, name := range []string{own.Proxy, own.Plugin, own.CLI, own.Readback} {
-		files[binDir+"/"+name] = filepath.Join(bin, name)
+	if err := Equip(ctx, &machine, os.Stderr, cfg.Parts...); err != nil {
+		return -1, err
 	}
-	maps.Copy(files, cfg.Files)
-	if cfg.CPUs == 0 {
-		cfg.CPUs = 2
+	maps.Copy(machine.Files, cfg.Files)
+	machine.Env = append(machine.Env, cfg.Env...)
+	if machine.CPUs == 0 {
+		machine.CPUs = 2
 	}
-	if cfg.Memory == 0 {
-		cfg.Memory = 2048
+	if machine.MemoryMiB == 0 {
+		machine.MemoryMiB = 2048
 	}
-	exit, err := vm.Run(ctx, vm.Config{
-		Init: cfg.Init, NUMANodes: cfg.NUMA, ThreadsPerCore: cfg.Threads, Files: files, Program: "/tideline/run", Args: cfg.Args, CPUs: cfg.CPUs, MemoryMiB: cfg.Memory, Limit: cfg.Limit, Stdout: cfg.Stdout, Ports: cfg.Port, Network: cfg.Network,
-		Modules: []string{"veth", "bridge"},
-		Env:     append([]string{parts.DirEnv + "=" + partsDir, own.DirEnv + "=" + binDir}, cfg.Env...),
-	})
+	exit, err := vm.Run(ctx, machine)
 	if err != nil {
 		return exit, fmt.Errorf("run in a VM: %w", err)
 	}

@@ -22,10 +22,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tideline-io/tideline/integration/images"
+	"github.com/tideline-io/tideline/integration/guest"
 	"github.com/tideline-io/tideline/integration/lab"
-	"github.com/tideline-io/tideline/integration/own"
-	"github.com/tideline-io/tideline/integration/parts"
 	"github.com/tideline-io/tideline/integration/vm"
 	"github.com/tideline-io/tideline/integration/vm/rdt"
 )
@@ -76,12 +74,6 @@ type machine struct {
 	containers bool
 }
 
-// Paths in the guest.
-const (
-	partsDir = "/tideline/parts"
-	binDir   = "/tideline/bin"
-)
-
 // boot runs a test of this binary in a machine, and returns the folder with the files that it left in results.
 func boot(t *testing.T, m machine) string {
 	t.Helper()
@@ -96,7 +88,10 @@ func boot(t *testing.T, m machine) string {
 		Results: filepath.Join(t.TempDir(), "results"), Limit: 9 * time.Minute, Progress: t.Output(),
 	}
 	if m.containers {
-		addContainers(t, &cfg)
+		cfg.MemoryMiB = 2048
+		if err := guest.Equip(t.Context(), &cfg, t.Output()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var out bytes.Buffer
 	cfg.Stdout = &out
@@ -108,38 +103,6 @@ func boot(t *testing.T, m machine) string {
 		t.Fatalf("%s did not run in the machine, output:\n%s", m.run, out.String())
 	}
 	return cfg.Results
-}
-
-// addContainers adds what package guest gives its programs.
-func addContainers(t *testing.T, cfg *vm.Config) {
-	t.Helper()
-	ctx := t.Context()
-	store, err := parts.Open(t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
-	built, err := store.Build(ctx, parts.ContainerRuntime()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	archive, err := images.Archive(ctx, store)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bin, err := own.Build(ctx, t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Files[partsDir+"/"+filepath.Base(archive)] = archive
-	for name, p := range built {
-		cfg.Files[partsDir+"/"+name] = p
-	}
-	for _, name := range []string{own.Proxy, own.Plugin, own.CLI, own.Readback} {
-		cfg.Files[binDir+"/"+name] = filepath.Join(bin, name)
-	}
-	cfg.Modules = []string{"veth", "bridge"}
-	cfg.MemoryMiB = 2048
-	cfg.Env = append(cfg.Env, parts.DirEnv+"="+partsDir, own.DirEnv+"="+binDir)
 }
 
 const root = "/sys/fs/resctrl"

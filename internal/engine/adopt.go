@@ -18,12 +18,7 @@ import (
 
 // Adopt asks for the runtime's containers to be read: at the start, when bypass ends, and when a call names a container
 // that the engine does not know. It returns at once.
-func (e *Engine) Adopt() {
-	select {
-	case e.adopt <- struct{}{}:
-	default:
-	}
-}
+func (e *Engine) Adopt() { wake(e.adopt) }
 
 // adoptWorker reads the runtime's containers whenever it is asked to, and tries again while the runtime is away.
 func (e *Engine) adoptWorker(ctx context.Context) {
@@ -34,7 +29,7 @@ func (e *Engine) adoptWorker(ctx context.Context) {
 			return
 		}
 		for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
-			err := e.tryAdopt(ctx)
+			err := e.guarded("read the runtime's containers", func() error { return e.readRuntime(ctx) })
 			e.outcome("adoption", "", err)
 			if err == nil {
 				break
@@ -46,17 +41,6 @@ func (e *Engine) adoptWorker(ctx context.Context) {
 			}
 		}
 	}
-}
-
-// tryAdopt keeps a fault in what a runtime tells from ending the process.
-func (e *Engine) tryAdopt(ctx context.Context) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("read the runtime's containers: panic: %v", r)
-			e.cfg.Log.Error("adoption panicked", "panic", r)
-		}
-	}()
-	return e.readRuntime(ctx)
 }
 
 // readRuntime makes the state agree with what the runtime lists.

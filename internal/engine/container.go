@@ -482,23 +482,29 @@ func (e *Engine) Update(ctx context.Context, id string, asks policy.Resources) (
 	return plan, nil
 }
 
-// decideUpdate gives what becomes of a container by an update, and what to put into the message.
-func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, asks policy.Resources) (next *container, apply []policy.Setting) {
-	n := *c
-	asked := cri.Updated(c.lastAsked(), asks)
-	n.asked, n.born, n.before = &asked, nil, c
-	decide := func(st policy.State) policy.Decision {
+// decide decides on a container that there is, with what was asked of it.
+func (c *container) decide(p *policy.Policy, n policy.Node, pod policy.Pod, asked policy.Resources) policy.Decision {
+	as := func(st policy.State) policy.Decision {
 		if st == policy.Adopted && c.unweighted {
 			// A kubelet always asks shares, so a door of ours took them out, and its record is lost. Such a container may be
 			// idle, and shares that pass to it would fail its updates.
 			st = policy.Managed
 		}
-		return p.Container(e.node(), pod, policy.Container{Name: c.key.Name, State: st, Asked: asked})
+		return p.Container(n, pod, policy.Container{Name: c.key.Name, State: st, Asked: asked})
 	}
-	d := decide(c.state)
+	d := as(c.state)
 	if !c.unweighted && find(d.Settings, policy.CPUIdle) != nil {
-		d = decide(policy.Adopted) // the policy has changed since: its shares are stored, as those of an adopted one
+		d = as(policy.Adopted) // the policy has changed since: its shares are stored, as those of an adopted one
 	}
+	return d
+}
+
+// decideUpdate gives what becomes of a container by an update, and what to put into the message.
+func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, asks policy.Resources) (next *container, apply []policy.Setting) {
+	n := *c
+	asked := cri.Updated(c.lastAsked(), asks)
+	n.asked, n.born, n.before = &asked, nil, c
+	d := c.decide(p, e.node(), pod, asked)
 	enforce := e.Enforcing() && d.Refusal == nil
 	if !enforce { // the message passes as it is, so the runtime keeps what it has of ours
 		if c.changed {
@@ -508,7 +514,7 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 		n.unweighted = c.unweighted && asks.CPUShares == nil
 		return &n, nil
 	}
-	e.keepMems(c, &d)
+	c.keepMems(p, &d)
 	// Only the creation sets an I/O priority, so what it set is what there is.
 	d.Settings = slices.DeleteFunc(d.Settings, func(s policy.Setting) bool { return s.Knob == policy.IOPriority })
 	if c.changed {
@@ -537,8 +543,8 @@ func (e *Engine) decideUpdate(p *policy.Policy, pod policy.Pod, c *container, as
 
 // keepMems makes a decision leave the memory nodes of a running container where its creation put them, unless the policy
 // says otherwise: a write of cpuset.mems moves its pages.
-func (e *Engine) keepMems(c *container, d *policy.Decision) {
-	if e.policy.Load().policy.MigratesMemory(d.Tier) {
+func (c *container) keepMems(p *policy.Policy, d *policy.Decision) {
+	if p.MigratesMemory(d.Tier) {
 		return
 	}
 	var has *policy.Setting

@@ -8,7 +8,6 @@ import (
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/placement"
 	"github.com/tideline-io/tideline/internal/policy"
-	"github.com/tideline-io/tideline/internal/units"
 )
 
 // PolicyDiff tells what would change of what runs if another policy were put in force; nothing is. The CPUs that pods own are
@@ -36,7 +35,7 @@ func (e *Engine) PolicyDiff(ctx context.Context, next *policy.Policy) ([]control
 				facts.Placed = nil
 			}
 			if a, ok := placed[uid]; ok {
-				facts.Placed = placedAs(s, a)
+				facts.Placed = s.cpus.placedAs(a)
 			}
 			before := now.Pod(e.node(), p.facts, s.facts(uid))
 			after := next.Pod(node, facts, s.facts(uid))
@@ -51,7 +50,7 @@ func (e *Engine) PolicyDiff(ctx context.Context, next *policy.Policy) ([]control
 				}
 				of := row
 				of.Container, of.Tier = c.key.Name, c.decision.Tier
-				changes = append(changes, differences(of, c.decision.Settings, e.settingsUnder(next, node, facts, c))...)
+				changes = append(changes, differences(of, c.decision.Settings, c.settingsUnder(next, node, facts))...)
 			}
 			if row.Tier != row.NextTier && !slices.ContainsFunc(changes, func(x control.PolicyChange) bool { return x.Namespace == row.Namespace && x.Pod == row.Pod }) {
 				changes = append(changes, row) // another tier, and no other value
@@ -74,10 +73,7 @@ func (e *Engine) PolicyDiff(ctx context.Context, next *policy.Policy) ([]control
 // placedUnder gives the CPUs that pods would own under another policy, and what that leaves to others; nil where the machine is not
 // known.
 func (e *Engine) placedUnder(s *state, next *policy.Policy) (map[string]placement.Assignment, *placement.Pools) {
-	limits := next.Limits()
-	limits.Reserved = limits.Reserved.Union(e.cfg.KubeletReserved)
-	limits.Foreign = s.foreign()
-	machine, err := placement.New(s.cpus.topology, limits)
+	machine, err := placement.New(s.cpus.topology, e.limits(s, next))
 	if err != nil {
 		return nil, nil
 	}
@@ -99,31 +95,17 @@ func (e *Engine) placedUnder(s *state, next *policy.Policy) (map[string]placemen
 	return placed, &pools
 }
 
-func placedAs(s *state, a placement.Assignment) *policy.Placed {
-	return &policy.Placed{CPUs: units.FormatCPUs(a.CPUs), Mems: s.cpus.mems(a)}
-}
-
 // settingsUnder gives what a running container would have after its next update under another policy.
-func (e *Engine) settingsUnder(next *policy.Policy, node policy.Node, pod policy.Pod, c *container) []policy.Setting {
+func (c *container) settingsUnder(next *policy.Policy, node policy.Node, pod policy.Pod) []policy.Setting {
 	if c.asked == nil && c.born == nil { // what it was asked is not known
 		return c.decision.Settings
 	}
-	decide := func(st policy.State) policy.Decision {
-		return next.Container(node, pod, policy.Container{Name: c.key.Name, State: st, Asked: c.lastAsked()})
-	}
-	d := decide(c.state)
-	if !c.unweighted && find(d.Settings, policy.CPUIdle) != nil {
-		d = decide(policy.Adopted)
-	}
+	d := c.decide(next, node, pod, c.lastAsked())
 	if d.Refusal != nil {
 		return c.decision.Settings // it goes on as it is
 	}
-	// Those belong to its creation, and stay.
-	settings := slices.DeleteFunc(slices.Clone(d.Settings), func(s policy.Setting) bool { return s.Knob == policy.CPUSetMems })
-	if mems := find(c.decision.Settings, policy.CPUSetMems); mems != nil {
-		settings = withSetting(settings, policy.CPUSetMems, mems)
-	}
-	return settings
+	c.keepMems(next, &d)
+	return d.Settings
 }
 
 // differences gives the values of two decisions on one cgroup that are not the same.

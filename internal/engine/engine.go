@@ -406,6 +406,25 @@ func (e *Engine) spawn(f func()) bool {
 	return true
 }
 
+// guarded runs a round of a worker, and keeps a fault in it from ending the worker. what is what it does, for the error.
+func (e *Engine) guarded(what string, f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%s: panic: %v", what, r)
+			e.cfg.Log.Error("worker panicked", "doing", what, "panic", r)
+		}
+	}()
+	return f()
+}
+
+// wake has a worker begin a round, now or after the one that it is in.
+func wake(worker chan struct{}) {
+	select {
+	case worker <- struct{}{}:
+	default:
+	}
+}
+
 // whileEnforcing runs f, which writes files, unless decisions are not carried out. Disable waits for it.
 func (e *Engine) whileEnforcing(f func()) {
 	e.gate.RLock()

@@ -88,8 +88,12 @@ func (p *pod) name() string {
 
 // give notes a pod's own CPUs in its facts.
 func (c *cpus) give(p *pod, a placement.Assignment) {
-	p.why = nil
-	p.facts.Placed = &policy.Placed{CPUs: units.FormatCPUs(a.CPUs), Mems: c.mems(a)}
+	p.why, p.facts.Placed = nil, c.placedAs(a)
+}
+
+// placedAs is what the facts of a pod say of its placement.
+func (c *cpus) placedAs(a placement.Assignment) *policy.Placed {
+	return &policy.Placed{CPUs: units.FormatCPUs(a.CPUs), Mems: c.mems(a)}
 }
 
 // mems is the memory nodes that a pod is restricted to; "" where that is no restriction.
@@ -193,11 +197,8 @@ func (e *Engine) recount(s *state) (changed bool) {
 // can be kept is kept, others move, and who has none is tried again, the oldest first.
 func (e *Engine) reassess(s *state) {
 	loaded := e.policy.Load().policy
-	limits := loaded.Limits()
-	limits.Reserved = limits.Reserved.Union(e.cfg.KubeletReserved)
-	limits.Foreign = s.foreign()
-	s.cpus.limits = limits
-	machine, err := placement.New(s.cpus.topology, limits)
+	s.cpus.limits = e.limits(s, loaded)
+	machine, err := placement.New(s.cpus.topology, s.cpus.limits)
 	if err != nil {
 		if len(s.cpus.topology.CPUs) > 0 {
 			e.outcome("pools", "", err)
@@ -229,6 +230,14 @@ func (e *Engine) reassess(s *state) {
 	}
 	e.waiting(s)
 	e.pools(s)
+}
+
+// limits is what a policy, the kubelet's configuration and its CPU manager keep from pods of the exclusive tiers.
+func (e *Engine) limits(s *state, p *policy.Policy) placement.Limits {
+	l := p.Limits()
+	l.Reserved = l.Reserved.Union(e.cfg.KubeletReserved)
+	l.Foreign = s.foreign()
+	return l
 }
 
 // waiting tries again to place who has no CPUs, the one that has waited longest first.

@@ -334,12 +334,7 @@ func (e *Engine) withinQuota(at cgroup.Path, settings []policy.Setting) []policy
 	return settings
 }
 
-func (e *Engine) wakeClasses() {
-	select {
-	case e.classes <- struct{}{}:
-	default:
-	}
-}
+func (e *Engine) wakeClasses() { wake(e.classes) }
 
 // standing is what an earlier decision has written, by cgroup and knob.
 type standing map[cgroup.Path]map[policy.Knob]string

@@ -61,12 +61,7 @@ func (e *Engine) reap(ctx context.Context, missing map[string]bool) map[string]b
 	return now
 }
 
-func (e *Engine) wakePools() {
-	select {
-	case e.moves <- struct{}{}:
-	default:
-	}
-}
+func (e *Engine) wakePools() { wake(e.moves) }
 
 // poolWorker keeps cpuset.cpus of running containers, and compares their files with what was decided.
 func (e *Engine) poolWorker(ctx context.Context) {
@@ -94,24 +89,17 @@ func (e *Engine) poolWorker(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		failed, err := e.tryMove(ctx)
+		failed := false
+		err := e.guarded("move containers to their CPUs", func() (err error) {
+			failed, err = e.move(ctx)
+			return err
+		})
 		e.outcome("container CPUs", "", err)
 		if failed || err != nil {
 			again.Reset(retry)
 			retry = min(2*retry, maxPoolRetry)
 		}
 	}
-}
-
-// tryMove keeps a fault from ending the worker.
-func (e *Engine) tryMove(ctx context.Context) (failed bool, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("move containers to their CPUs: panic: %v", r)
-			e.cfg.Log.Error("move panicked", "panic", r)
-		}
-	}()
-	return e.move(ctx)
 }
 
 // move is one container whose cpuset is to be looked at.
@@ -194,14 +182,21 @@ func (e *Engine) move(ctx context.Context) (failed bool, err error) {
 
 // findMove looks where the container is and what it has. That needs no call of the runtime where the pod's cgroup is known.
 func (e *Engine) findMove(ctx context.Context, m *move) {
-	if m.at == "" && m.pod != "" {
-		m.at, m.err = e.cfg.Cgroups.Find(m.pod, m.id)
-	} else if m.at == "" {
-		m.at, m.err = e.locate(ctx, m.id)
-	}
-	if m.err == nil {
+	if m.at, m.err = e.cgroupOf(ctx, m.at, m.pod, m.id); m.err == nil {
 		m.now, m.err = e.cfg.Cgroups.Read(m.at, policy.CPUSetCPUs)
 	}
+}
+
+// cgroupOf finds the cgroup of a container that may run: at where it is known, below its pod's where that is, else by its first
+// process, which the runtime is asked for.
+func (e *Engine) cgroupOf(ctx context.Context, at, pod cgroup.Path, id string) (cgroup.Path, error) {
+	switch {
+	case at != "":
+		return at, nil
+	case pod != "":
+		return e.cfg.Cgroups.Find(pod, id)
+	}
+	return e.locate(ctx, id)
 }
 
 // widens says whether a cpuset only gets CPUs. The empty one of cgroup v2 stands for all.

@@ -92,17 +92,14 @@ func (e *Engine) reconcileFiles(ctx context.Context, r *reconciler) {
 	if mode != v1alpha1.LoopOn && mode != v1alpha1.LoopDryRun || !e.Enforcing() || !e.Adopted() {
 		return
 	}
-	e.outcome("reconcile", "", e.tryReconcile(ctx, r, mode == v1alpha1.LoopOn))
+	e.outcome("reconcile", "", e.guarded("compare the files of containers", func() error {
+		e.reconcileAll(ctx, r, mode == v1alpha1.LoopOn)
+		return nil
+	}))
 }
 
-// tryReconcile keeps a fault from ending the worker.
-func (e *Engine) tryReconcile(ctx context.Context, r *reconciler, write bool) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("compare the files of containers: panic: %v", p)
-			e.cfg.Log.Error("reconcile panicked", "panic", p)
-		}
-	}()
+// reconcileAll compares every container, and writes what was decided for pods again.
+func (e *Engine) reconcileAll(ctx context.Context, r *reconciler, write bool) {
 	var all []watched
 	var pods []podWork
 	known := map[string]bool{}
@@ -128,20 +125,19 @@ func (e *Engine) tryReconcile(ctx context.Context, r *reconciler, write bool) (e
 			}
 		}
 	}) != nil {
-		return nil // the engine ends
+		return // the engine ends
 	}
 	r.forget(known)
 	slices.SortFunc(all, func(a, b watched) int { return cmp.Compare(a.key.String(), b.key.String()) })
 	for i := range all {
 		if ctx.Err() != nil {
-			return nil
+			return
 		}
 		e.reconcile(ctx, r, &all[i], write)
 	}
 	for _, w := range pods {
 		e.apply(w) // which has the classes looked at, too
 	}
-	return nil
 }
 
 // stands gives the settings that the files of a container are to show. A container that is none of ours yet is repaired as far as
@@ -152,7 +148,7 @@ func (e *Engine) stands(p *pod, c *container) []policy.Setting {
 		if c.asked == nil { // what it was asked is not known, and neither is what to set
 			return nil
 		}
-		d := e.policy.Load().policy.Container(e.node(), p.facts, policy.Container{Name: c.key.Name, State: c.state, Asked: *c.asked})
+		d := c.decide(e.policy.Load().policy, e.node(), p.facts, *c.asked)
 		if d.Refusal != nil {
 			return nil
 		}
@@ -175,14 +171,12 @@ func (e *Engine) stands(p *pod, c *container) []policy.Setting {
 
 // reconcile compares one container, and repairs it.
 func (e *Engine) reconcile(ctx context.Context, r *reconciler, w *watched, write bool) {
-	if w.at == "" && w.pod != "" {
-		var err error
-		if w.at, err = e.cfg.Cgroups.Find(w.pod, w.id); err != nil {
-			return // it does not run
-		}
+	if w.at == "" && w.pod == "" {
+		return // the runtime is not asked for it: it is looked up once it is written to
 	}
-	if w.at == "" {
-		return // looked up once it is written to
+	var err error
+	if w.at, err = e.cgroupOf(ctx, w.at, w.pod, w.id); err != nil {
+		return // it does not run
 	}
 	drifts, err := e.cfg.Cgroups.Drift(w.at, w.settings)
 	if errors.Is(err, cgroup.ErrGone) {

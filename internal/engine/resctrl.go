@@ -37,7 +37,6 @@ func (e *Engine) groupWorker(ctx context.Context) {
 	}
 	tick := time.NewTicker(groupsEvery)
 	defer tick.Stop()
-	e.keepGroups(ctx)
 	for {
 		select {
 		case <-e.regroup:
@@ -48,16 +47,11 @@ func (e *Engine) groupWorker(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		e.outcome("resctrl threads", "", e.tryJoin(ctx))
+		e.outcome("resctrl threads", "", e.guarded("move threads to their resctrl groups", func() error { return e.join(ctx) }))
 	}
 }
 
-func (e *Engine) wakeGroups() {
-	select {
-	case e.regroup <- struct{}{}:
-	default:
-	}
-}
+func (e *Engine) wakeGroups() { wake(e.regroup) }
 
 // setGroups has the groups made before the first decision, where there is resctrl: the birth records of containers are
 // compared with what is decided.
@@ -85,25 +79,20 @@ func (e *Engine) keepGroups(ctx context.Context) {
 	})
 }
 
-// partition has the groups of the policy kept, and keeps a fault from ending the worker.
+// partition has the groups of the policy kept. With a fault those stay that there were.
 func (e *Engine) partition(ctx context.Context) (groups map[v1alpha1.Tier]policy.Group, feature policy.Feature) {
-	defer func() {
-		if r := recover(); r != nil {
-			groups, feature = e.node().Groups, e.node().Features[policy.Resctrl]
-			e.outcome("resctrl groups", "", fmt.Errorf("keep resctrl groups: panic: %v", r))
-			e.cfg.Log.Error("resctrl panicked", "panic", r)
-		}
-	}()
-	var err error
 	parts := e.policy.Load().policy.Partitions()
-	written := false
-	e.whileEnforcing(func() {
-		groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, true)
-		written = true
+	err := e.guarded("keep resctrl groups", func() (err error) {
+		written := false
+		e.whileEnforcing(func() {
+			groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, true)
+			written = true
+		})
+		if !written {
+			groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, false)
+		}
+		return err
 	})
-	if !written {
-		groups, feature, err = e.cfg.Partitions.Keep(ctx, parts, false)
-	}
 	e.outcome("resctrl groups", "", err)
 	if err != nil && groups == nil { // what there is can't be told at the moment
 		return e.node().Groups, e.node().Features[policy.Resctrl]
@@ -127,14 +116,11 @@ func (e *Engine) enter(s *state, c *container) {
 		return
 	}
 	s.joining[c.key] = true
-	select {
-	case e.joins <- struct{}{}:
-	default:
-	}
+	wake(e.joins)
 }
 
-// join is one container whose group is to be looked at.
-type join struct {
+// joining is one container whose group is to be looked at.
+type joining struct {
 	key    Key
 	id     string
 	at     cgroup.Path // "" where it is to be found
@@ -143,17 +129,11 @@ type join struct {
 	had    bool // it is to be in a group of ours as far as was decided before
 }
 
-// tryJoin has the threads of the containers that are to be looked at in their groups.
-func (e *Engine) tryJoin(ctx context.Context) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("move threads to their resctrl groups: panic: %v", r)
-			e.cfg.Log.Error("resctrl panicked", "panic", r)
-		}
-	}()
+// join has the threads of the containers that are to be looked at in their groups.
+func (e *Engine) join(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lateTimeout) // Disable waits for it
 	defer cancel()
-	var joins []join
+	var joins []joining
 	if e.query(ctx, func(s *state) {
 		loaded, node := e.policy.Load().policy, e.node()
 		for k := range s.joining {
@@ -162,7 +142,7 @@ func (e *Engine) tryJoin(ctx context.Context) (err error) {
 				continue
 			}
 			p := s.podOf(c)
-			j := join{key: k, id: c.id, at: c.path, pod: p.path, wanted: loaded.Group(node, p.facts), had: find(c.decision.Settings, policy.Resctrl) != nil}
+			j := joining{key: k, id: c.id, at: c.path, pod: p.path, wanted: loaded.Group(node, p.facts), had: find(c.decision.Settings, policy.Resctrl) != nil}
 			if j.wanted != nil || j.had {
 				joins = append(joins, j)
 			}
@@ -171,7 +151,7 @@ func (e *Engine) tryJoin(ctx context.Context) (err error) {
 	}) != nil || len(joins) == 0 {
 		return nil // or the engine ends
 	}
-	slices.SortFunc(joins, func(a, b join) int { return cmp.Compare(a.key.String(), b.key.String()) })
+	slices.SortFunc(joins, func(a, b joining) int { return cmp.Compare(a.key.String(), b.key.String()) })
 	members := make([]partition.Member, len(joins))
 	for i := range joins {
 		j := &joins[i]
@@ -216,15 +196,8 @@ func (e *Engine) tryJoin(ctx context.Context) (err error) {
 }
 
 // threads lists those of a container, which is found first where its cgroup is not known.
-func (e *Engine) threads(ctx context.Context, j *join) (ids []int, err error) {
-	switch {
-	case j.at != "":
-	case j.pod != "":
-		j.at, err = e.cfg.Cgroups.Find(j.pod, j.id)
-	default:
-		j.at, err = e.locate(ctx, j.id)
-	}
-	if err == nil {
+func (e *Engine) threads(ctx context.Context, j *joining) (ids []int, err error) {
+	if j.at, err = e.cgroupOf(ctx, j.at, j.pod, j.id); err == nil {
 		ids, err = e.cfg.Cgroups.Threads(j.at)
 	}
 	if errors.Is(err, cgroup.ErrGone) {
