@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,6 +11,7 @@ import (
 	"github.com/tideline-io/tideline/internal/cgroup"
 	"github.com/tideline-io/tideline/internal/control"
 	"github.com/tideline-io/tideline/internal/engine"
+	"github.com/tideline-io/tideline/internal/engine/enginetest"
 	"github.com/tideline-io/tideline/internal/policy"
 )
 
@@ -96,5 +98,28 @@ func TestPolicyDiff(t *testing.T) {
 		if c.When != control.NextContainer {
 			t.Errorf("still to come after an update: %+v", c)
 		}
+	}
+}
+
+// A container that is there is decided on as its next update would: one whose shares a door of ours took out may be idle,
+// though its record is lost.
+func TestPolicyDiffOfAdopted(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, layouts[1], nil)
+	p := m.pod("be", v1alpha1.BE, "/besteffort", v1alpha1.AnnotationBatchResources, batch("late"))
+	m.rt.AddPod("sbe", p)
+	at := cgroup.Path(p.CgroupParent + "/" + id("late"))
+	if err := errors.Join(m.k.Make(at), m.k.AddProcess(77, at)); err != nil {
+		t.Fatal(err)
+	}
+	m.rt.Add(enginetest.Container{ID: id("late"), SandboxID: "sbe", Name: "late", PID: 77, Running: true, Resources: asks(0, 0, 0)})
+	m.adopt()
+	m.update("late", asks(0, 0, 0))
+	if c := m.container("late"); c.State != policy.Adopted || values(c.Decision.Settings)[policy.CPUIdle] != "1" {
+		t.Fatalf("%s, %+v", c.State, c.Decision.Settings)
+	}
+	changes, err := m.e.PolicyDiff(t.Context(), compile(t, nil))
+	if err != nil || len(changes) != 0 {
+		t.Errorf("the same policy changes %+v, %v", changes, err)
 	}
 }
